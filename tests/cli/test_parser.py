@@ -104,6 +104,7 @@ def test_every_command_has_help_with_an_example(command):
 GUARD = """
 import sys, apportion.cli
 slow = {"jax", "equinox", "optax", "pandas", "scipy", "matplotlib", "sklearn", "skfolio", "flwr", "ray"}
+slow |= {"plotly"}
 for arguments in sys.argv[1:]:
     try:
         apportion.cli.main(arguments.split())

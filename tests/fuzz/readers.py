@@ -377,6 +377,10 @@ def _run_page() -> Files:
     }
 
 
+def _write_run_page(folder: Path) -> None:
+    write_report(folder, find_domain(load_run(folder).job))
+
+
 def _text(name: str, content: str) -> Callable[[], Files]:
     return lambda: {name: content.encode()}
 
@@ -435,7 +439,7 @@ READERS: dict[str, Reader] = {
         cache(_mnist_file), lambda folder: load_images(folder / "mnist.npz"), share=QUICK
     ),
     "a study's page": Reader(_study_page, write_report, share=SLOW),
-    "a run's page": Reader(_run_page, write_report, share=SLOW),
+    "a run's page": Reader(_run_page, _write_run_page, share=SLOW),
 }
 
 

@@ -1,28 +1,19 @@
-"""A report says what a folder holds, escapes every name in it, and draws itself in a real browser."""
+"""A report shows what a folder holds, escapes every name in it, and draws itself in a real browser."""
 
 import json
 import re
 import shutil
 import time
-from importlib.resources import files
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from apportion.domains.domain import find_domain
 from apportion.errors import InputError
 from apportion.report import plots, write_report
-from apportion.report.page import (
-    Facts,
-    Headline,
-    Headlines,
-    Picture,
-    Section,
-    Table,
-    Words,
-    page,
-)
+from apportion.report.page import Facts, Headline, Headlines, Picture, Section, Table, Words, page
 from apportion.runs.files import SUMS
 from apportion.studies.study import FigureResult, Study, Verdict
 
@@ -87,7 +78,7 @@ def run_folder(tmp_path_factory):
     (folder / "policy.json").write_text(json.dumps({"policy": policy}))
     results = {"trained_until": "2018-12-31", "in_sample_periods": 7, "hindsight": ["best-crp"]}
     (folder / "results.json").write_text(json.dumps(results))
-    write_report(folder)
+    write_report(folder, find_domain("portfolio"))
     return folder
 
 
@@ -95,45 +86,35 @@ def run_folder(tmp_path_factory):
 def study_folder(tmp_path_factory):
     from matplotlib.figure import Figure
 
-    def picture():
-        figure = Figure()
-        figure.subplots().plot([0, 1])
-        return figure
-
     verdicts = (
         Verdict("regret falls with N", True, -1.2, (-1.4, -1.0), 40),
         Verdict("prioritised beats uniform", False, 0.7, (-0.1, float("inf")), 10, paper=False),
     )
     table = pd.DataFrame({"N": range(300), "regret": np.linspace(1, 0, 300), "arm": HOSTILE})
+    figures = [
+        FigureResult(name, f"Title of {name}", table, (verdict,), Figure, [f"Note on {name}."])
+        for name, verdict in zip(("fig3", "fig4"), verdicts, strict=True)
+    ]
     folder = tmp_path_factory.mktemp("study")
-    figure = FigureResult("fig1", "Regret against examples", table, verdicts, picture, ["A note."])
-    Study("fig1", [figure]).save(folder)
+    Study("fig3-4", figures).save(folder)
     write_report(folder)
     return folder
 
 
-def every_plot():
-    metrics = some_metrics()
-    return [
+def test_every_plot_is_valid_names_its_units_and_is_described_in_words():
+    metrics, axis = some_metrics(), {"title": "share (%)", "kind": "percent"}
+    units = re.compile(r"\(.+\)$|^date$")
+    for plot in (
         plots.learning_curve(metrics, "reward", "Reward"),
         plots.learning_curve(metrics.drop(columns="run"), "loss", "Loss"),
         plots.task_probabilities(some_probabilities(), "Chances"),
         plots.allocations(some_shares()),
-        plots.lines("Lines", "1 word.", some_shares(), {"title": "share (%)", "kind": "percent"}),
-    ]
-
-
-def test_every_plot_is_in_both_palettes_says_its_units_and_is_said_in_words_too():
-    style = files("apportion.report").joinpath("page.css").read_text()
-    units = re.compile(r"\(.+\)$|^date$")
-    for plot in every_plot():
-        for series in plot.data:
-            assert style.count(f"--series-{series.get('color', 1)}:") == 2
-        for axis in (plot.layout["xaxis"], plot.layout["yaxis"]):
-            assert units.search(axis["title"]), axis
-            assert axis["kind"] in ("number", "percent", "log", "date", "category")
+        plots.lines("Lines", "1 word.", some_shares(), axis, trained="2019-02-01"),
+    ):
+        go.Figure({"data": plot.data, "layout": plot.layout})
         json.dumps({"data": plot.data, "layout": plot.layout}, allow_nan=False)
-        assert plot.title
+        for title in (plot.layout["title"], plot.layout["xaxis"]["title"]):
+            assert units.search(title["text"]), title
         assert any(character.isdigit() for character in plot.description), plot.title
 
 
@@ -145,7 +126,7 @@ def test_allocations_are_drawn_as_points_from_equal_shares_and_the_furthest_firs
     assert plot.data[0]["y"][0] == pytest.approx(10)
     assert plot.data[1]["y"][0] == pytest.approx(-9)
     assert set(plot.data[4]["y"]) == {None}
-    # Names that look alike once cut stay apart.
+    # Names that are equal once cut get numbers.
     alike = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
     assert len({series["name"] for series in plots.allocations(alike).data}) == 2
 
@@ -153,20 +134,17 @@ def test_allocations_are_drawn_as_points_from_equal_shares_and_the_furthest_firs
 def test_values_are_shown_over_those_of_equal_shares_and_below_their_highest(run_folder):
     sections = {section.title: section for section in find_domain("portfolio").sections(run_folder)}
     _, ahead, below, _ = sections["Value against baselines"].parts
-    wealth = some_wealth()["policy"]
+    wealth, equal = some_wealth()["policy"], some_wealth()["equal-crp"]
     lines = [next(x["y"] for x in plot.data if x["name"] == "policy") for plot in (ahead, below)]
-    equal = some_wealth()["equal-crp"]
     np.testing.assert_allclose(lines[0], wealth / equal - 1, atol=1e-5)
-    # Drawdown counts from the value of one that was invested.
-    highest = np.maximum.accumulate(np.append(1.0, wealth))[1:]
-    np.testing.assert_allclose(lines[1], wealth / highest - 1, atol=1e-5)
+    np.testing.assert_allclose(lines[1], wealth / wealth.cummax().clip(lower=1) - 1, atol=1e-5)
 
 
 def test_of_many_strategies_the_well_known_are_drawn_and_the_others_wait_in_the_legend():
     names = ["zebra", "equal-crp", *(f"s{i}" for i in range(10)), "policy"]
     wealth = dated(np.ones((120, len(names))), names)
     lines = plots.lines("Value", "1 each.", wealth, {"title": "value (%)", "kind": "log"}).data
-    drawn = [line["name"] for line in lines if not line["hidden"]]
+    drawn = [line["name"] for line in lines if line["visible"] is True]
     assert drawn == ["policy", "equal-crp"]
     assert len(lines) == len(names)
 
@@ -193,7 +171,7 @@ def test_a_page_escapes_every_text_it_is_given():
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 12
 
 
-def test_a_page_is_small_says_what_when_and_on_whom_and_what_its_domain_shows(run_folder):
+def test_a_page_shows_the_identity_of_its_run_and_the_sections_of_its_domain(run_folder):
     text = (run_folder / "report.html").read_text()
     assert len(text) < 500_000
     assert not re.search(r"(src|href)=.?(https?:|//|/)", text)
@@ -211,41 +189,19 @@ def test_a_page_is_small_says_what_when_and_on_whom_and_what_its_domain_shows(ru
     assert "best-crp (hindsight)" in text
     assert not re.search(r"best-crp(?! \(hindsight\))", text)
     assert "In-sample: 7 of 120 periods, shaded, are days up to 2018-12-31" in text
-    assert text.count('"trained":"2018-12-31"') == 3
+    assert text.count('"layer":"below"') == 3
     assert "0.70 [-0.10, 1.60]" in text
     assert 'class="card fails"' in text
-    assert "does not hold</span>" in text
 
 
-def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
+def test_a_study_page_shows_each_figure_with_its_verdicts_and_intervals(study_folder):
     text = (study_folder / "report.html").read_text()
-    assert "regret falls with N" in text
     assert "[−1.4, −1]" in text
-    assert "not established" in text
     assert "[−0.1, –]" in text
-    assert "The first 200 of 300 rows" in text
-    assert "data:image/png;base64," in text
-    assert "<p>A note.</p>" in text
-
-
-def test_a_study_of_several_figures_shows_each_with_its_own_verdicts(study_folder, tmp_path):
-    verdicts = json.loads((study_folder / "verdict.json").read_text())
-    shutil.copytree(study_folder, tmp_path / "both", ignore=shutil.ignore_patterns(SUMS))
-    figures = []
-    for name, verdict in zip(("fig3", "fig4"), verdicts, strict=True):
-        verdict["figure"] = name
-        for kind, file in (("csv", "table.csv"), ("png", "figure.png")):
-            shutil.copy(study_folder / file, tmp_path / "both" / f"{name}.{kind}")
-        figures.append({"name": name, "title": f"Title of {name}", "notes": []})
-        figures[-1] |= {"table": f"{name}.csv", "picture": f"../both/{name}.png"}
-    (tmp_path / "both" / "verdict.json").write_text(json.dumps(verdicts))
-    (tmp_path / "both" / "study.json").write_text(
-        json.dumps({"name": "fig3-4", "figures": figures})
-    )
-    text = write_report(tmp_path / "both").read_text()
+    assert text.count("The first 200 of 300 rows") == 2
+    assert "<p>Note on fig4.</p>" in text
     assert 'alt="Title of fig3: regret falls with N: holds"' in text
     assert 'alt="Title of fig4: prioritised beats uniform: not established"' in text
-    assert text.count("The first 200 of 300 rows") == 2
 
 
 def test_half_a_character_makes_no_page(study_folder, tmp_path):
@@ -253,17 +209,22 @@ def test_half_a_character_makes_no_page(study_folder, tmp_path):
     shutil.copytree(study_folder, tmp_path / "study", ignore=shutil.ignore_patterns(SUMS))
     (tmp_path / "study" / "verdict.json").write_text(content)
     before = (tmp_path / "study" / "report.html").read_bytes()
-    with pytest.raises(InputError, match="makes no page"):
+    with pytest.raises(InputError, match="the page cannot be made from its files"):
         write_report(tmp_path / "study")
     assert (tmp_path / "study" / "report.html").read_bytes() == before
 
 
-def test_a_run_page_needs_no_more_than_settings_and_metrics(tmp_path):
+def test_plotly_lies_beside_a_page_with_plots_or_inside_it(study_folder, tmp_path):
+    # A run that has just started holds no more than settings and metrics.
     (tmp_path / "settings.toml").write_text('job = "budget"\n')
     some_metrics(runs=1).drop(columns="run").to_csv(tmp_path / "metrics.csv", index=False)
-    text = write_report(tmp_path).read_text()
+    text = write_report(tmp_path, inline=True).read_text()
     assert "Reward of the batch" in text
-    assert "Value against baselines" not in text
+    assert "plotly.js v" in text
+    assert not (tmp_path / "plotly.min.js").exists()
+    assert "plotly.js v" not in write_report(tmp_path).read_text()
+    assert "plotly.js v" in (tmp_path / "plotly.min.js").read_text()[:100]
+    assert not (study_folder / "plotly.min.js").exists()
 
 
 FLAGS = ["--headless=new", "--no-sandbox", "--no-first-run", "--window-size=1280,900"]
@@ -290,9 +251,7 @@ def browser(tmp_path_factory):
     chromium.quit()
 
 
-def emulate(browser, *, scheme="light", width=1280, media=""):
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features, "media": media})
+def emulate(browser, *, width=1280):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
@@ -300,18 +259,15 @@ def emulate(browser, *, scheme="light", width=1280, media=""):
 def show(browser, folder, **how):
     emulate(browser, **how)
     browser.get((folder / "report.html").as_uri())
-    wait(lambda: browser.execute_script(ALL_DRAWN))
+    wait(lambda: browser.execute_script(NOT_DRAWN) is None)
 
 
-ALL_DRAWN = """
-return [...document.querySelectorAll(".canvas")].every((canvas) =>
-  canvas.querySelector("path.line, rect.cell"))
-"""
+NOT_DRAWN = "return document.querySelector('.canvas:not(:has(.js-line, .heatmaplayer image))')"
 
 
 @pytest.fixture(scope="module")
 def desktop(browser, run_folder):
-    """The run's page, once for every test that only looks at it; they come first."""
+    """The page of the run, loaded once for the tests that only read it; they come first."""
     for kind in ("browser", "performance"):
         browser.get_log(kind)
     show(browser, run_folder)
@@ -321,12 +277,12 @@ def desktop(browser, run_folder):
 def wait(condition, seconds=20.0):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "the page did not come to what was waited for"
+        assert time.monotonic() < end, "the page did not reach the expected state"
         time.sleep(0.1)
 
 
 def requested(browser):
-    """Addresses the page asked for."""
+    """Addresses that the page requested."""
     messages = (json.loads(row["message"])["message"] for row in browser.get_log("performance"))
     return [
         message["params"]["request"]["url"]
@@ -342,11 +298,13 @@ def errors(browser):
 
 @pytest.mark.browser
 def test_a_run_report_draws_and_names_every_plot_without_errors_or_network(desktop):
-    assert len(desktop.find_elements("css selector", ".canvas svg")) >= 8
+    assert len(desktop.find_elements("css selector", ".canvas.js-plotly-plot")) >= 8
     assert errors(desktop) == []
-    asked = requested(desktop)
-    assert any(url.endswith("report.html") for url in asked)
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    requests = requested(desktop)
+    names = {url.rpartition("/")[2] for url in requests if url.startswith("file:")}
+    assert names == {"report.html", "plotly.min.js"}
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert not desktop.find_element("id", "no-plots").is_displayed()
     for canvas in desktop.find_elements("css selector", ".canvas"):
         assert canvas.accessible_name
         words = canvas.get_attribute("aria-describedby")
@@ -361,12 +319,13 @@ def test_hovering_shows_the_values_of_every_strategy(desktop):
     centre = "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})"
     desktop.execute_script(centre, canvas)
     ActionChains(desktop).move_to_element(canvas).move_by_offset(8, 4).perform()
-    tip = canvas.find_element("css selector", ".tip")
-    wait(tip.is_displayed)
-    wealth = some_wealth()
-    day = next(line for line in tip.text.splitlines() if line.startswith("2019"))
-    assert f"equal-crp: {wealth.loc[day, 'equal-crp']:.3f}"[:-1] in tip.text
-    assert HOSTILE in tip.text
+    wait(lambda: canvas.find_elements("css selector", ".hoverlayer .legendtext"))
+    texts = [one.text for one in canvas.find_elements("css selector", ".hoverlayer text")]
+    shown = dict(text.split(" : ") for text in texts if " : " in text)
+    day = str(pd.Timestamp(texts[0]).date())
+    wealth = some_wealth().loc[day]
+    assert float(shown["equal-crp"]) == pytest.approx(wealth["equal-crp"], rel=1e-3)
+    assert HOSTILE in shown
 
 
 @pytest.mark.browser
@@ -374,29 +333,25 @@ def test_a_hostile_name_stays_text_everywhere(desktop):
     from selenium.common.exceptions import NoAlertPresentException
 
     assert desktop.find_elements("css selector", "img[src='x'], [onerror]") == []
-    assert "alert" not in " ".join(
-        script.get_attribute("textContent")[:40]
-        for script in desktop.find_elements("css selector", "script:not([data-plot])")
-    )
     with pytest.raises(NoAlertPresentException):
         _ = desktop.switch_to.alert
-    legend = desktop.find_element(
-        "xpath", "//figure[h3[contains(., 'differ from equal')]]//*[@class='legend']"
-    )
-    for name in TICKERS:
-        assert name in legend.text
+    path = "//figure[h3[contains(., 'differ from equal')]]//*[@class='legendtext']"
+    assert {name.text for name in desktop.find_elements("xpath", path)} == set(TICKERS)
     assert HOSTILE in desktop.find_element("css selector", "h1").text
 
 
 @pytest.mark.browser
-def test_tick_labels_tell_values_apart_and_stay_inside(desktop):
-    labels = """
-    return [...document.querySelectorAll(".canvas svg")].flatMap((svg) => ["x", "y"].map((side) =>
-      [...svg.querySelectorAll(`.tick.${side}`)].map((tick) => tick.textContent)))
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_page_its_cards_and_its_plots_fit_the_window_and_print_unfolded(
+    browser, run_folder, width
+):
+    show(browser, run_folder, width=width)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    wider = """
+    return [...document.querySelectorAll(".card, .card > *")]
+      .filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent)
     """
-    ticks = desktop.execute_script(labels)
-    assert all(len(set(texts)) == len(texts) for texts in ticks), ticks
-    assert all(len(texts) >= 2 for texts in ticks), ticks
+    assert browser.execute_script(wider) == []
     outside = """
     return [...document.querySelectorAll(".canvas")].flatMap((canvas) => {
       const box = canvas.getBoundingClientRect()
@@ -406,53 +361,20 @@ def test_tick_labels_tell_values_apart_and_stay_inside(desktop):
       }).map((text) => text.textContent)
     })
     """
-    assert desktop.execute_script(outside) == []
+    assert browser.execute_script(outside) == []
+    folded = "return document.querySelectorAll('details:not([open])').length"
+    before = browser.execute_script(folded)
+    assert browser.execute_script(f"dispatchEvent(new Event('beforeprint')); {folded}") == 0
+    assert browser.execute_script(f"dispatchEvent(new Event('afterprint')); {folded}") == before
 
 
 @pytest.mark.browser
-def test_a_click_in_the_legend_hides_a_line_and_draws_it_again(desktop):
-    figure = desktop.find_element("xpath", "//figure[h3='Drawdown']")
-    button = figure.find_element("css selector", ".legend button")
-    count = len(figure.find_elements("css selector", "path.line"))
-    for pressed, lines in (("false", count - 1), ("true", count)):
-        desktop.execute_script("arguments[0].click()", button)
-        assert button.get_attribute("aria-pressed") == pressed
-        assert len(figure.find_elements("css selector", "path.line")) == lines
-
-
-LINE = "return getComputedStyle(document.querySelector('path.line')).stroke"
-DARK, LIGHT = "rgb(79, 209, 192)", "rgb(15, 118, 110)"
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1400, 390])
-def test_the_page_and_its_cards_fit_the_window(browser, run_folder, width):
-    show(browser, run_folder, width=width)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    wider = """
-    return [...document.querySelectorAll(".card, .card > *")]
-      .filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent)
-    """
-    assert browser.execute_script(wider) == []
-    drawn = """
-    const canvas = document.querySelector(".canvas")
-    return [canvas.clientWidth, canvas.querySelector("svg").viewBox.baseVal.width]
-    """
-    assert len(set(browser.execute_script(drawn))) == 1
-
-
-@pytest.mark.browser
-def test_the_page_follows_the_dark_setting_and_prints_light_and_unfolded(browser, run_folder):
-    show(browser, run_folder, scheme="dark")
-    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert sum(int(part) for part in paper.removeprefix("rgb(").rstrip(")").split(",")) < 150
-    assert browser.execute_script(LINE) == DARK
-    opened = len(browser.find_elements("css selector", "details[open]"))
-    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert browser.execute_script(LINE) == LIGHT
-    assert browser.find_elements("css selector", "details:not([open])") == []
-    browser.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert browser.execute_script(LINE) == DARK
-    assert len(browser.find_elements("css selector", "details[open]")) == opened
-    emulate(browser, scheme="light")
-    wait(lambda: browser.execute_script(LINE) == LIGHT)
+def test_a_page_without_its_script_reports_that_it_is_missing(browser, run_folder, tmp_path):
+    shutil.copy(run_folder / "report.html", tmp_path)
+    browser.get((tmp_path / "report.html").as_uri())
+    assert "plotly.min.js is not beside this page" in browser.find_element("id", "no-plots").text
+    assert browser.find_element("xpath", "//figure[h3='Drawdown']/figcaption").text
+    # An inline page needs no script beside it.
+    shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("*.js"))
+    write_report(tmp_path / "run", inline=True)
+    show(browser, tmp_path / "run")

@@ -207,7 +207,7 @@ def make_demo(arguments: Sequence[str]) -> Command:
         with open_progress(quiet=quiet) as progress:
             outcome = _resume(out, progress) if begun else _start(out, domain, settings, progress)
             progress.stage("writing the report")
-            report = write_report(out)
+            report = write_report(out, domain)
         if json:
             return {"report": str(report), "results": load_run(out).results}
         return f"{outcome.summary}\n\nwrote {report}" if outcome else f"wrote {report}"
@@ -549,10 +549,11 @@ def make_study(arguments: Sequence[str]) -> Command:
     return with_options(command, {}, purposes)
 
 
-def report_command(folder: Folder, /, *, json: Json = False) -> Any:
+def report_command(folder: Folder, /, *, inline: bool = False, json: Json = False) -> Any:
     """Write one HTML page of a run or a study.
 
-    The page is report.html in the folder, and opens from disk.
+    The page is report.html in the folder, and opens from disk without network. Its plots are drawn by
+    plotly.min.js, which is written beside it.
 
     Example: `apportion report runs/first`
 
@@ -560,10 +561,12 @@ def report_command(folder: Folder, /, *, json: Json = False) -> Any:
     ----------
     folder
         Folder of a run or a study.
+    inline
+        Put plotly.min.js into the page, which is then one file of 5 MB.
     """
     from apportion.report import write_report
 
-    path = write_report(folder)
+    path = write_report(folder, domain_of([str(folder)], "report"), inline=inline)
     return {"report": str(path)} if json else f"wrote {path}"
 
 

@@ -1,47 +1,63 @@
-"""One self-contained HTML page for a run or a study, opened from disk with no network.
+"""One HTML page for a run or a study, opened from disk without network.
 
-`page` is the paper, `plots` are the pictures on it, `run` and `study` say what their folders hold. A
-section is written for what is there and for nothing else, so that a young run has an honest page, too.
+`page` holds the elements of a page, `plots` builds its plots, `run` and `study` read the folders. A page
+shows a section only for files that exist, so a run that has just started has a page too.
 """
 
 from pathlib import Path
 
 from apportion.errors import InputError, first_line
-from apportion.runs.files import write_atomic
+from apportion.report.page import write_page
+from apportion.report.run import RunDomain, run_page
+from apportion.report.study import study_page
 
 
-def write_report(folder: Path) -> Path:
-    """Write `report.html` into the folder of a run or a study, and say where it is.
+def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool = False) -> Path:
+    """Write `report.html` into the folder of a run or a study.
+
+    Plotly's script, `plotly.min.js`, is written beside a page with plots.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of a run or a study.
+    domain : RunDomain, optional
+        Domain of the run, such as `find_domain(load_run(folder).job)`: the page shows its sections and its
+        glossary. A study needs none.
+    inline : bool
+        Whether to put Plotly's script into the page, which is then one file of about 5 MB.
+
+    Returns
+    -------
+    Path
+        The page.
 
     Raises
     ------
     InputError
         The folder is neither, or a file in it cannot be read.
     """
-    # The pages ask the domains, which stand above the paper and the pictures.
-    from apportion.report.run import run_page
-    from apportion.report.study import study_page
-
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
+    path = folder / "report.html"
     try:
         if (folder / "verdict.json").exists():
-            content = study_page(folder).encode()
+            text = study_page(folder)
         elif (folder / "settings.toml").exists():
-            content = run_page(folder).encode()
+            text = run_page(folder, domain, inline=inline)
         else:
             raise InputError(
                 f"{folder}: neither a run nor a study; a run holds settings.toml, a study verdict.json"
             )
+        write_page(path, text)
     except InputError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        # Which file it is cannot be told from here: a page reads a dozen.
+        # A page reads a dozen files; the exception does not name the one that is wrong.
         raise InputError(
-            f"{folder}: what it holds makes no page ({type(error).__name__}: {first_line(error)}); put "
-            "back what the run or the study wrote, and if this is it, please report a bug"
+            f"{folder}: the page cannot be made from its files ({type(error).__name__}: "
+            f"{first_line(error)}); restore the files of the run or the study, and if they are unchanged, "
+            "please report a bug"
         ) from error
-    path = folder / "report.html"
-    write_atomic(path, content)
     return path

@@ -1,7 +1,7 @@
 """The page: sections of words, tables, pictures and interactive plots in one HTML string.
 
-Everything that comes from data is escaped here; the page's script (`page.js`) draws the plots and writes
-names as text alone. A content policy inside the page forbids it to ask the network for anything.
+Every text is escaped here. Plotly draws the plots; its script lies beside the page or inside it. A content
+policy in the page forbids all network requests.
 """
 
 import base64
@@ -12,22 +12,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from pathlib import Path
+from string import Template
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from apportion.certify.statistics import Outcome, in_words
+from apportion.runs.files import write_atomic
 
+PLOTLY_FILE = "plotly.min.js"
+"""Name of Plotly's script beside a page."""
+# `file:` is needed for a page that is opened from disk: there 'self' matches nothing in some browsers.
 _POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "default-src 'none'; script-src 'self' file: 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"
 )
-_MOST_ROWS = 200
+_MAX_ROWS = 200
+_PLOTLY_TAG = f'<script src="{PLOTLY_FILE}"></script>'
 
 
 def number(value: Any) -> str:
-    """A number to four significant digits, a missing one as a dash, anything else as it is.
+    """Format a number with four significant digits, a missing value as a dash, other values with `str`.
 
     >>> number(0.123456), number(1234567.0), number(float("nan")), number("x")
     ('0.1235', '1,234,567', '–', 'x')
@@ -45,11 +52,11 @@ def number(value: Any) -> str:
 
 
 class Part(ABC):
-    """Something that stands in a section."""
+    """An element of a section."""
 
     @abstractmethod
     def html(self, name: str) -> str:
-        """The part as HTML; `name` is an identifier no other part of the page has."""
+        """Return the part as HTML; `name` is its identifier, unique on the page."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,9 @@ class Words(Part):
 
 @dataclass(frozen=True)
 class Headline:
-    """One thing to know first: what, how much, how surely; its outcome colours it, none leaves it plain.
+    """A label with its value, interval and note; `outcome` sets the colour.
 
-    One at its edge says so.
+    `barely` marks an interval that ends close to zero.
     """
 
     label: str
@@ -126,7 +133,7 @@ class Facts(Part):
 
 @dataclass(frozen=True)
 class Table(Part):
-    """A data frame; a long one is cut, and says so. The index is shown where it has a name."""
+    """A data frame, cut after 200 rows with a note. The index is shown if it has a name."""
 
     title: str
     frame: pd.DataFrame
@@ -135,7 +142,7 @@ class Table(Part):
 
     def html(self, name: str) -> str:
         frame = self.frame.reset_index() if self.frame.index.name else self.frame
-        shown = frame.head(_MOST_ROWS)
+        shown = frame.head(_MAX_ROWS)
         numeric = [pd.api.types.is_numeric_dtype(kind) for kind in shown.dtypes]
         sides = [' class="number"' if yes else "" for yes in numeric]
         head = "".join(
@@ -181,30 +188,34 @@ class Picture(Part):
 
 @dataclass(frozen=True)
 class Plot(Part):
-    """An interactive plot, a title, and the sentence that says it in words.
+    """An interactive plot.
 
-    `data` has a mapping for each series: a `line` (y, name, color, width, dash, and low and high of a
-    band around it), a stacked `area`, or a single `heat` (names, z, middle).
-    `layout` has `xaxis` and `yaxis`, each with its title, unit included, and kind (number, percent, log,
-    date), and perhaps `x` for all series and `trained`, the last day that is shaded. Colours are numbers
-    of the page's palette, so that they follow the reader's light or dark setting; what is `hidden` waits
-    in the legend.
+    Parameters
+    ----------
+    title : str
+        Heading of the plot.
+    description : str
+        The content in words, for readers who cannot see the plot.
+    data, layout
+        Traces and layout as plain Plotly JSON. Plotly reads its text as HTML, so text from data must be
+        escaped. The page adds fonts, margins and grid colours.
+    wide : bool
+        Whether the plot takes the full width of the page.
     """
 
     title: str
     description: str
-    data: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
+    data: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
     wide: bool = False
 
     def html(self, name: str) -> str:
-        spec = _for_script({"data": list(self.data), "layout": dict(self.layout)})
+        spec = _for_script({"data": list(self.data), "layout": self.layout})
         return (
             f'<figure class="plot{" wide" * self.wide}" aria-labelledby="{name}-title">'
             f'<h3 id="{name}-title">{escape(self.title)}</h3>'
             f'<div class="canvas" id="{name}" role="img" aria-label="{escape(self.title)}" '
-            f'aria-describedby="{name}-words"><svg></svg><div class="tip" hidden></div></div>'
-            f'<div class="legend"></div>'
+            f'aria-describedby="{name}-words"></div>'
             f'<script type="application/json" data-plot="{name}">{spec}</script>'
             f'<figcaption id="{name}-words">{escape(self.description)}</figcaption></figure>'
         )
@@ -219,10 +230,29 @@ class Section:
     lead: str = ""
 
 
-def page(title: str, sections: Sequence[Section], *, subtitle: str = "", live: str = "") -> str:
-    """The whole page as one string.
+def page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    subtitle: str = "",
+    live: str = "",
+    inline: bool = False,
+) -> str:
+    """Return the whole page as HTML.
 
-    With `live`, a script, it may ask the server it came from, and nobody else.
+    Parameters
+    ----------
+    title : str
+        Title and first heading.
+    sections : sequence of Section
+        Content, in order.
+    subtitle : str
+        Line below the title.
+    live : str
+        Script of a page that may request data from the server it came from.
+    inline : bool
+        Whether the page contains Plotly's script, about 5 MB. By default a page with plots loads it from
+        the file beside it, which `write_page` writes.
 
     Examples
     --------
@@ -235,21 +265,43 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "", live: s
         for i, section in enumerate(sections)
     )
     body = "".join(_section(section, i) for i, section in enumerate(sections))
-    policy = f"{_POLICY}; connect-src 'self'" if live else _POLICY
-    script = f"<script>{live}</script>" if live else ""
-    below = f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="generator" content="apportion">'
-        f"<title>{escape(title)}</title>"
-        f"<style>{_asset('page.css')}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{below}"
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
-        f"<noscript><p>The plots need JavaScript; every plot is also said in words.</p></noscript>"
-        f"<main>{body}</main><script>{_asset('page.js')}</script>{script}</body></html>\n"
+    scripts = [f"<script>{script}</script>" for script in (_asset("page.js"), live) if script]
+    if live or any(isinstance(part, Plot) for section in sections for part in section.parts):
+        plotly = f"<script>{read_plotly_script()}</script>" if inline else _PLOTLY_TAG
+        scripts.insert(0, plotly)
+    return Template(_asset("page.html")).substitute(
+        policy=f"{_POLICY}; connect-src 'self'" if live else _POLICY,
+        title=escape(title),
+        style=_asset("page.css"),
+        subtitle=f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else "",
+        plotly_file=PLOTLY_FILE,
+        links=links,
+        body=body,
+        scripts="".join(scripts),
     )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, and Plotly's script beside it if the page loads it from there.
+
+    Parameters
+    ----------
+    path : Path
+        File to write, such as `report.html`.
+    text : str
+        What `page` returned.
+    """
+    content = text.encode()
+    if _PLOTLY_TAG in text:
+        write_atomic(path.with_name(PLOTLY_FILE), read_plotly_script().encode())
+    write_atomic(path, content)
+
+
+def read_plotly_script() -> str:
+    """Return Plotly's script from the installed package."""
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().replace("</script", "<\\/script")
 
 
 def _section(section: Section, place: int) -> str:
@@ -276,7 +328,7 @@ def _flatten(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]
 
 
 def _for_script(value: Any) -> str:
-    """JSON that cannot close the script element it stands in."""
+    """Encode as JSON that cannot close the script element around it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,11 +1,12 @@
-"""Pictures of a run: its tables read, thinned to what a screen shows, drawn, and said in words.
+"""Plots of a run: read its tables, thin them to what a screen shows, and build Plotly figures.
 
-Each picture is a `Plot` from a plain data frame; the words' numbers are of all rows. Domains draw theirs
-with the same means: `lines`, `numbers`, `times`, `distinct`.
+A plot is plain Plotly JSON, made from a data frame. The numbers in its description are of all rows. Domains
+build theirs with `lines`.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,35 @@ from apportion.report.page import Plot, number
 from apportion.runs.files import read_bytes, read_json, read_rows
 from apportion.runs.folder import Run
 
-COLOURS = 12
-"""Series colours of the page's palette, 1 to 12."""
+COLOURS = (
+    *("#0f766e", "#d97706", "#3b5bdb", "#b3452c", "#7c4dbd", "#4d7c0f"),
+    *("#be3a78", "#0e7490", "#8a6d1d", "#57606a", "#2f9e44", "#9c36b5"),
+)
+"""Colours of series, in order; plots with more series repeat them."""
+_GREEN, _ORANGE, _NEUTRAL = COLOURS[0], COLOURS[1], "#f4f3ee"
+_BAND, _SHADE = "rgba(15,118,110,0.18)", "rgba(87,96,106,0.12)"
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_LONGEST_NAME = 48
-_POINTS, _TASKS = 50, 60
-"""The most points of a curve, and tasks, that are shown."""
+_MAX_LEGEND_NAME, _MAX_TASK_NAME = 48, 20
+_MAX_CURVE_POINTS, _MAX_LINE_POINTS, _MAX_HEAT_COLUMNS, _MAX_TASKS = 50, 300, 80, 60
 _AXES = {
     "reward": "reward of a period (the problem's own unit)",
     "deviation": "largest deviation (share, 0 to 1)",
     "score": "score (no unit)",
     "loss": "loss (the reward's unit)",
 }
-_STEPS = {"title": "step (count)", "kind": "number"}
-_DRAWN = 4
+_KINDS = {
+    "number": {"type": "linear", "separatethousands": True},
+    "percent": {"type": "linear", "tickformat": ".3~%", "hoverformat": ".2%"},
+    "log": {"type": "log"},
+    "date": {"type": "date"},
+    "category": {"type": "category"},
+}
+_DRAWN_LINES = 4
 _WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", "equal-crp")
 
 
 def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | None:
-    """A table of the folder, CSV or Parquet; `indexed` by its first column. None where there is none."""
+    """Read a table of the folder, CSV or Parquet, `indexed` by its first column; None if there is none."""
     found = (path for s in (".parquet", ".csv") if (path := folder / (name + s)).exists())
     path = next(found, None)
     if path is None:
@@ -53,73 +64,80 @@ def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFram
 
 
 def read_if_there(path: Path) -> Any:
-    """What a JSON file says; nothing, as an empty mapping, where there is none."""
+    """Read a JSON file; an empty mapping if there is none."""
     return read_json(path) if path.exists() else {}
 
 
-def distinct(names: Sequence[Any] | pd.Index) -> list[str]:
-    """Names for a legend, in one line each; where two look the same once cut, their places tell them apart.
+def _labels(names: Sequence[Any] | pd.Index, length: int = _MAX_LEGEND_NAME) -> list[str]:
+    """Names on one line each, cut and escaped for Plotly; names that are equal once cut get numbers.
 
-    >>> distinct(["a  name", "x" * 60])[0]
-    'a name'
+    >>> _labels(["a  name", "<b>"])
+    ['a name', '&lt;b&gt;']
     """
     words = (" ".join(str(name).split()) for name in names)
-    cut = [
-        each if len(each) <= _LONGEST_NAME else f"{each[: _LONGEST_NAME - 1]}…" for each in words
-    ]
+    cut = [name if len(name) <= length else f"{name[: length - 1]}…" for name in words]
     return [
-        name if cut.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(cut)
+        escape(name if cut.count(name) == 1 else f"{name} ({place + 1})", quote=False)
+        for place, name in enumerate(cut)
     ]
 
 
-def thin(frame: Any, most: int) -> pd.DataFrame:
+def _thin(frame: Any, count: int) -> pd.DataFrame:
     """Evenly spaced rows, the first and the last among them."""
-    if len(frame) <= most:
+    if len(frame) <= count:
         return frame
-    return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, most).round().astype(int))]
+    return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, count).round().astype(int))]
 
 
-def numbers(series: Any) -> list[float | int | None]:
-    """Five significant digits, and null where there is no number: JSON knows neither NaN nor inf."""
-    return [
-        None
-        if not np.isfinite(value)
-        else int(value)
-        if value == int(value)
-        else float(f"{value:.5g}")
-        for value in np.asarray(series, float)
-    ]
+def _numbers(series: Any) -> list[float | None]:
+    """Seven significant digits, and None for NaN and infinity, which JSON does not have."""
+    values = np.asarray(series, float)
+    return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values]
 
 
-def times(index: pd.Index) -> list[Any]:
-    """Numbers as they are, days as days, and times of a day with their minutes."""
+def _times(index: pd.Index) -> list[Any]:
+    """Numbers, dates, or local times to the minute."""
     if pd.api.types.is_numeric_dtype(index):
-        return numbers(index)
-    if all(len(str(value)) <= 10 for value in index):
-        return [str(value) for value in index]
-    # What the clock on the wall says, wherever it hangs.
-    return [f"{str(value)[:16].replace(' ', 'T')}Z" for value in index]
+        return _numbers(index)
+    return [str(value)[:16] for value in index]
 
 
-def time_axis(index: pd.Index) -> Mapping[str, Any]:
-    if pd.api.types.is_numeric_dtype(index):
-        return {"title": f"{index.name or 'period'} (count)", "kind": "number"}
-    days = all(len(str(value)) <= 10 for value in index)
-    return {"title": "date" if days else "time of day (hours and minutes)", "kind": "date"}
+def _layout(index: pd.Index, title: str, kind: str) -> dict[str, Any]:
+    """Axes; `title` is that of the vertical axis and goes above it, where there is room for it."""
+    numeric = pd.api.types.is_numeric_dtype(index)
+    dates = all(len(str(value)) <= 10 for value in index)
+    below = "date" if dates else "time of day (hours and minutes)"
+    if numeric:
+        below = f"{index.name or 'period'} (count)"
+    return {
+        "title": {"text": escape(title, quote=False)},
+        "xaxis": {
+            "title": {"text": escape(below, quote=False)},
+            **_KINDS["number" if numeric else "date"],
+        },
+        "yaxis": {"hoverformat": ",.4~r", **_KINDS[kind]},
+    }
 
 
 def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
-    """One metric over training: the median over runs with the band of the middle half.
+    """Plot one metric over training: the median over runs, with a band of the middle half.
 
-    `metrics` has a row for each recorded step, with `step`, the metric's `column`, and perhaps `run`; rows
-    between the points of a curve are averaged, or are the band's themselves where there is one run.
+    Parameters
+    ----------
+    metrics : DataFrame
+        A row for each recorded step, with the columns `step`, `column` and, for several runs, `run`. Rows
+        between two points of the curve are averaged; of a single run they make the band.
+    column : str
+        The metric.
+    title : str
+        Heading of the plot.
     """
     for needed in ("step", column):
         if needed not in metrics:
             known = ", ".join(map(str, metrics))
             raise InputError(f"metrics: no column {needed!r}; it has {known}")
     steps = metrics["step"]
-    width = max((steps.max() - steps.min() + 1) / _POINTS, 1)
+    width = max((steps.max() - steps.min() + 1) / _MAX_CURVE_POINTS, 1)
     bins = ((steps - steps.min()) // width).astype(int)
     rows: Any = metrics.groupby(bins)
     values = rows[column]
@@ -127,33 +145,35 @@ def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
         by_run: Any = metrics.groupby([bins, metrics["run"]])[column].mean()
         values = by_run.groupby(level=0)
     quantiles = values.quantile([0.25, 0.5, 0.75]).unstack()
-    quantiles.index = pd.Index(rows["step"].max())
+    quantiles.index = pd.Index(rows["step"].max(), name="step")
     low, middle, high = (quantiles[part] for part in (0.25, 0.5, 0.75))
-    series = {
-        "type": "line",
-        "x": numbers(middle.index),
-        "y": numbers(middle),
-        "name": "",
-        "color": 1,
-        "width": 2.2,
-        "dash": "solid",
-    }
+    line = _line(_numbers(middle.index), middle, "", color=_GREEN, width=2.2)
+    data = [line]
     if not np.allclose(low, high, equal_nan=True):
-        series |= {"low": numbers(low), "high": numbers(high)}
-    axis = {"title": _AXES.get(column, f"{column} (its own unit)"), "kind": "number"}
+        known = np.isfinite(low) & np.isfinite(high)
+        below, above = low[known], high[known][::-1]
+        band = _line(_numbers([*below.index, *above.index]), [*below, *above], "", width=0)
+        data = [band | {"fill": "toself", "fillcolor": _BAND, "hoverinfo": "skip"}, line]
+    layout = _layout(quantiles.index, _AXES.get(column, f"{column} (its own unit)"), "number")
     words = f"{title}, from {number(middle.iloc[0])} to {number(middle.iloc[-1])}."
-    return Plot(title, words, [series], {"xaxis": _STEPS, "yaxis": axis})
+    return Plot(title, words, data, layout | {"showlegend": False})
 
 
 def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
-    """Heat map: a column for each row of the frame (its index is the step), a line for each task;
-    uniform drawing is the neutral colour.
+    """Plot the probability of each task as a heat map; uniform drawing is the neutral colour.
 
-    Of more than 60 tasks the ones drawn most often at the end are shown.
+    Parameters
+    ----------
+    probabilities : DataFrame
+        A row for each step, which is the index, and a column for each task. Of more than 60 tasks the
+        likeliest at the end are shown.
+    title : str
+        Heading of the plot.
     """
     last = probabilities.iloc[-1]
-    shown = last.sort_values(ascending=False).index[:_TASKS]
-    frame = thin(probabilities[[c for c in probabilities.columns if c in set(shown)]], 80)
+    shown = last.sort_values(ascending=False).index[:_MAX_TASKS]
+    kept = probabilities[[c for c in probabilities.columns if c in set(shown)]]
+    frame = _thin(kept, _MAX_HEAT_COLUMNS)
     uniform = 1 / probabilities.shape[1]
     cut = f" The {len(shown)} likeliest tasks are shown." if len(shown) < len(last) else ""
     words = (
@@ -161,31 +181,35 @@ def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
         f"likeliest, {last.idxmax()}, has {last.max():.2%} and the least likely {last.min():.2%}. Green "
         "is above uniform, orange below."
     )
-    data = [
-        {
-            "type": "heat",
-            "x": numbers(frame.index),
-            "names": distinct(frame.columns),
-            "z": [numbers(frame[column].fillna(0.0)) for column in frame.columns],
-            "middle": uniform,
-        }
-    ]
-    layout = {"xaxis": _STEPS, "yaxis": {"title": "task (name)", "kind": "category"}}
-    return Plot(title, words + cut, data, layout, wide=True)
+    heat = {
+        "type": "heatmap",
+        "x": _numbers(frame.index),
+        "y": _labels(frame.columns, _MAX_TASK_NAME),
+        "z": [_numbers(frame[column].fillna(0.0)) for column in frame.columns],
+        "zmid": uniform,
+        "colorscale": [[0, _ORANGE], [0.5, _NEUTRAL], [1, _GREEN]],
+        "showscale": False,
+        "hovertemplate": "step %{x}<br>%{y}<br>%{z:.2%}<extra></extra>",
+    }
+    layout = _layout(frame.index.rename("step"), "task (name)", "category")
+    return Plot(title, words + cut, [heat], layout | {"hovermode": "closest"}, wide=True)
 
 
 def allocations(shares: pd.DataFrame) -> Plot:
-    """Each entity's share less an equal one, in percentage points: those furthest from it.
+    """Plot each entity's share minus an equal share, in percentage points, for the largest deviations.
 
-    A row for each period, a column for each entity; whoever has no share at all in a period is absent
-    from it, and equal shares are among the others.
+    Parameters
+    ----------
+    shares : DataFrame
+        A row for each period and a column for each entity. An entity with share 0 is absent in that
+        period and does not count for the equal share.
     """
-    there = shares > 0
-    away = 100 * shares.sub(1 / there.sum(axis=1), axis=0).where(there)
+    present = shares > 0
+    away = 100 * shares.sub(1 / present.sum(axis=1), axis=0).where(present)
     far = away.abs().mean().fillna(0.0).sort_values(ascending=False).index
-    shown: Any = away[far[:COLOURS]]
+    shown: Any = away[far[: len(COLOURS)]]
     furthest = away.abs().max(axis=1)
-    cut = f" The {COLOURS} furthest from it can be drawn." if len(far) > COLOURS else ""
+    cut = f" The {len(COLOURS)} furthest from it can be drawn." if len(far) > len(COLOURS) else ""
     words = (
         f"{shares.shape[1]} entities over {len(shares)} periods. On average {far[0]} holds "
         f"{shares[far[0]].mean():.1%}, {away[far[0]].mean():+.2f} points from an equal share; the share "
@@ -194,7 +218,7 @@ def allocations(shares: pd.DataFrame) -> Plot:
     )
     title = "Shares over time, as they differ from equal ones"
     axis = {"title": "share less an equal one (percentage points)", "kind": "number"}
-    return lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN])
+    return lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN_LINES])
 
 
 def lines(
@@ -207,26 +231,47 @@ def lines(
     drawn: Sequence[str] | pd.Index = _WELL_KNOWN,
     trained: str | None = None,
 ) -> Plot:
-    """A line for each column: those in `first` boldly, of many only they and those in `drawn` at first,
-    any other by a click. Days up to `trained` are shaded.
+    """Plot a line for each column over the frame's index.
+
+    Parameters
+    ----------
+    title, words : str
+        Heading, and the content in words.
+    frame : DataFrame
+        The index is the date or the period.
+    axis : dict
+        `title` of the vertical axis with its unit, and `kind`: number, percent or log.
+    first : sequence of str
+        Columns that are drawn first and bold.
+    drawn : sequence of str
+        Columns that are drawn even if there are many; a click in the legend draws the others.
+    trained : str, optional
+        Last day of training; days up to it are shaded.
     """
-    # More points cannot be told apart on a screen.
-    shown = thin(frame, 300)
+    shown = _thin(frame, _MAX_LINE_POINTS)
     bold = [column for column in shown.columns if column in set(first)]
     known = [column for column in shown.columns if column in set(drawn) and column not in bold]
     order = bold + known + [c for c in shown.columns if c not in {*bold, *known}]
-    crowded = len(order) > _DRAWN + 1
-    data = [
-        {
-            "type": "line",
-            "y": numbers(np.asarray(shown[column], float)),
-            "name": name,
-            "color": place % COLOURS + 1,
-            "width": 2.8 if column in bold else 1.5,
-            "dash": "solid" if column in bold else _DASHES[(place - len(bold) + 1) % len(_DASHES)],
-            "hidden": crowded and column not in {*bold, *known},
-        }
-        for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
-    ]
-    layout = {"x": times(shown.index), "xaxis": time_axis(frame.index), "yaxis": axis}
-    return Plot(title, words, data, layout | {"trained": trained}, wide=True)
+    crowded = len(order) > _DRAWN_LINES + 1
+    x = _times(shown.index)
+    data = []
+    for place, (column, name) in enumerate(zip(order, _labels(order), strict=True)):
+        dash = "solid" if column in bold else _DASHES[(place - len(bold) + 1) % len(_DASHES)]
+        width = 2.8 if column in bold else 1.5
+        colour = COLOURS[place % len(COLOURS)]
+        line = _line(x, shown[column], name, color=colour, width=width, dash=dash)
+        waits = crowded and column not in {*bold, *known}
+        data.append(line | {"visible": "legendonly" if waits else True})
+    layout = _layout(frame.index, **axis)
+    if trained:
+        end = min(max(trained, x[0]), x[-1])
+        shade = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "x0": x[0], "x1": end}
+        look = {"fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}
+        layout["shapes"] = [shade | look]
+    return Plot(title, words, data, layout, wide=True)
+
+
+def _line(x: list[Any], y: Any, name: str, **look: Any) -> dict[str, Any]:
+    """A Plotly trace; `look` is its `line`, such as colour and width."""
+    trace = {"type": "scatter", "mode": "lines", "name": name}
+    return trace | {"x": x, "y": _numbers(y), "line": look}

@@ -1,18 +1,18 @@
-"""The page of a run: what it is, what it found, what its domain shows of it, and how it learned.
+"""The page of a run: identity, results, the sections of its domain, and learning curves.
 
 A run's folder holds `metrics` (a row for each recorded step) and may hold `headline.json`,
 `certificate.json`, `allocations` (a column for each entity), `probabilities` (a column for each task),
-`results.json`, `policy.json`, `settings.toml`, `environment.json`, and what its domain makes sections of.
-Tables are CSV or Parquet; the first column of those over time is the date, the round or the step.
+`results.json`, `policy.json`, `settings.toml`, `environment.json`, and the files that its domain reads.
+Tables are CSV or Parquet; the first column of a time series is the date, the round or the step.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import pandas as pd
 
 from apportion.certify.statistics import Outcome
-from apportion.domains.domain import find_domain
 from apportion.errors import InputError
 from apportion.report import plots
 from apportion.report.page import (
@@ -42,50 +42,58 @@ _METHODS = {
 }
 _DATA = {"source": "data", "tickers": "instruments", "first": "first day", "last": "last day"}
 _ELSEWHERE = ("fingerprint", "until")
-"""Facts of the data that the page says elsewhere."""
+"""Facts of the data that the page shows elsewhere."""
 _VERDICTS: dict[str, Outcome] = {
     "certified": "holds",
     "harmful": "does-not-hold",
     "not yet": "not-established",
 }
 _BETS = (
-    "Two gamblers bet on the policy's gains over what decides today, one that it is better, one that it is "
-    "worse; who has what is needed has won. A wrong verdict has probability alpha at most, however often "
-    "one asks."
+    "One sequence of bets is on the policy being better than what decides today, another on it being "
+    "worse. The first whose wealth reaches its threshold gives the verdict. A wrong verdict has "
+    "probability alpha at most, however often the test is repeated."
 )
 _GLOSSARY = {
-    "allocation": "How a period's whole is shared out: one share for each entity; shares sum to 1.",
+    "allocation": "The shares of all entities in a period; they sum to 1.",
     "deviation from equal shares": (
-        "A share less 1 divided by the number of entities. Equal shares know nothing; a policy that "
-        "stays near them has learned little, or trusts it little."
+        "A share minus 1 divided by the number of entities. A policy that stays near equal shares has "
+        "learned little, or uses little of it."
     ),
     "task": "A subset of all entities; the policy learns from many of them.",
     "score and probability": (
-        "A task's score says how much there was to learn from it; its probability to be drawn next "
+        "A task's score measures how much is left to learn from it; its probability of being drawn next "
         "grows with the score."
     ),
     "STL, MTL, P-MTL": "Learning from one task, from many drawn evenly, from many drawn by priority.",
-    "interval": "95 %: made anew from new data, 19 of 20 such intervals hold the truth.",
+    "interval": "95 %: over repeated data, 19 of 20 such intervals contain the true value.",
     "holds, does not hold, not established": (
-        "The interval lies on the claim's side of 0; on the other side; around 0, which says nothing "
-        "either way."
+        "The interval lies on the claim's side of 0; on the other side; around 0, which decides neither."
     ),
     "certificate": "A verdict on the policy against what decides today, by bets on its gains.",
 }
-"""What the words on every run's page mean."""
+"""Terms that the page of every run explains."""
 
 
-def run_page(folder: Path) -> str:
-    """The page of a run's folder."""
+class RunDomain(Protocol):
+    """The part of a domain that the page of its runs needs."""
+
+    glossary: ClassVar[Mapping[str, str]]
+
+    def sections(self, folder: Path) -> list[Section]: ...
+
+
+def run_page(folder: Path, domain: RunDomain | None = None, *, inline: bool = False) -> str:
+    """Return the page of a run's folder, with the sections and the glossary of its domain."""
     metrics = read_table(folder, "metrics")
     if metrics is None or metrics.empty:
         raise InputError(f"{folder}: its metrics have no rows yet; let the run record some steps")
     settings = read_toml(folder / "settings.toml")
-    domain = find_domain(str(settings.get("job")))
     about, environment = (read_if_there(folder / f"{x}.json") for x in ("headline", "environment"))
     facts = _identity(folder, settings, environment)
     sections = [Section("This run", [Facts("What, when, on whom", facts, folded=False)])]
-    sections += [_headline(metrics, about), *_certificate(folder), *domain.sections(folder)]
+    sections += [_headline(metrics, about), *_certificate(folder)]
+    if domain is not None:
+        sections += domain.sections(folder)
     shares = read_table(folder, "allocations", indexed=True)
     if shares is not None:
         lead = "What the policy gives to each entity, period after period."
@@ -101,17 +109,17 @@ def run_page(folder: Path) -> str:
         lead = "Which tasks the algorithm chose to learn from."
         sections.append(Section("Tasks", [heat], lead))
     sections.append(provenance(settings, environment))
-    words = {**_GLOSSARY, **domain.glossary}
+    words = {**_GLOSSARY, **(domain.glossary if domain is not None else {})}
     glossary = Facts("The words of this page", words, kind="glossary")
     sections.append(Section("Glossary", [glossary]))
     title = about.get("title", f"Run {folder.resolve().name}")
-    return page(title, sections, subtitle=about.get("subtitle", ""))
+    return page(title, sections, subtitle=about.get("subtitle", ""), inline=inline)
 
 
 def _identity(
     folder: Path, settings: dict[str, Any], environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """Policy, method and domain; trained until and made at; entities and days. What is known of it."""
+    """The known facts among policy, method, domain, last training day, start, entities and test days."""
     results, policy = (read_if_there(folder / f"{name}.json") for name in ("results", "policy"))
     data = environment.get("data", {})
     method = settings.get("method")
@@ -134,7 +142,7 @@ def _identity(
 
 
 def _in_a_line(value: Any) -> Any:
-    """A mapping as text, `name: value; ...`; a value that begins with its name stands alone."""
+    """A mapping as text, `name: value; ...`; a value that begins with its name is not labelled."""
     if not isinstance(value, dict):
         return value
     each = {str(name): str(inner) for name, inner in value.items()}
@@ -144,7 +152,7 @@ def _in_a_line(value: Any) -> Any:
 
 
 def _classes(policy: Any) -> list[str]:
-    """A policy's class, and those it is wrapped around, as its description names them."""
+    """A policy's class, followed by the classes of the policies inside it."""
     if not isinstance(policy, dict) or "class" not in policy:
         return []
     inner = policy.get("arguments", {})
@@ -153,7 +161,7 @@ def _classes(policy: Any) -> list[str]:
 
 
 def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
-    """The cards the run's maker wrote, or else what the metrics alone can say."""
+    """The cards in `headline.json`, or cards computed from the metrics."""
     cards = [Headline(**card) for card in about.get("cards", [])]
     if not cards:
         last = metrics["step"].to_numpy().max()
@@ -173,7 +181,7 @@ def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
 
 
 def _certificate(folder: Path) -> list[Section]:
-    """What `apportion certify` left last: the verdict, what it rests on, and its picture."""
+    """The last result of `apportion certify`: verdict, facts and picture."""
     made: dict[str, Any] = read_if_there(folder / "certificate.json")
     if not made:
         return []
@@ -203,6 +211,6 @@ def _certificate(folder: Path) -> list[Section]:
 
 
 def provenance(settings: dict[str, Any], facts: dict[str, Any]) -> Section:
-    """Settings and how it was computed, folded."""
+    """Settings, versions, device, seed and data, folded."""
     parts = [Facts("Settings", settings), Facts("Versions, device, seed and data", facts)]
     return Section("Settings and provenance", [part for part in parts if part.facts])

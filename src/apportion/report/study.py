@@ -20,11 +20,11 @@ from apportion.report.run import provenance
 from apportion.runs.files import read_bytes
 
 _COMPUTED = ("command", "run", "commit", "device", "seconds", "seed", "versions")
-"""What the page says of how a study was computed."""
+"""Facts of `study.json` that the page shows."""
 
 
 def study_page(folder: Path) -> str:
-    """The page of a study's folder."""
+    """Return the page of a study's folder."""
     verdicts, about = read_if_there(folder / "verdict.json"), read_if_there(folder / "study.json")
     figures = about.get("figures", [])
     holding = sum(bool(verdict["holds"]) for verdict in verdicts)
@@ -47,14 +47,14 @@ def study_page(folder: Path) -> str:
 def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]) -> list[Part]:
     """A figure's notes, its picture with the verdicts as alternative text, and its table."""
     parts: list[Part] = [Words(figure["notes"])] if figure.get("notes") else []
-    # A name alone: what a file says is no path to elsewhere.
+    # Only the name: a path in the file must not lead out of the folder.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
-        said = (
+        claims = (
             f"{one['claim']}: {in_words(one['outcome'], bool(one.get('barely')))}"
             for one in verdicts
         )
-        words = f"{figure['title']}: {'; '.join(said)}"
+        words = f"{figure['title']}: {'; '.join(claims)}"
         parts.append(Picture(figure["title"], read_bytes(picture), words))
     table = read_table(folder, Path(figure["table"]).stem)
     if table is not None:

@@ -293,29 +293,11 @@ def draw_power(kw: "pd.DataFrame") -> "Plot":
     """Stacked area: a row for each period, a column for each station and one unused."""
     import pandas as pd
 
-    from apportion.report.page import Plot
-    from apportion.report.plots import COLOURS, distinct, numbers, time_axis, times
+    from apportion.report.plots import lines
 
     stations = kw.drop(columns="unused")
     order = stations.sum().sort_values(ascending=False).index
-    data: list[dict[str, Any]] = [
-        {
-            "type": "area",
-            "step": True,
-            "y": numbers(stations[column]),
-            "name": name,
-            "color": place % COLOURS + 1,
-        }
-        for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
-    ]
     feeder = float(kw.sum(axis=1).max())
-    full = {"type": "line", "y": [round(feeder, 3)] * len(kw), "name": "the feeder"}
-    data.append(full | {"color": 12, "width": 1.5, "dash": "dash"})
-    layout = {
-        "x": times(kw.index),
-        "xaxis": time_axis(kw.index),
-        "yaxis": {"title": "power (kW)", "kind": "number"},
-    }
     first, second = pd.to_datetime(kw.index[:2].astype(str))
     kwh = kw.sum() * ((second - first) / pd.Timedelta(hours=1))
     words = (
@@ -323,7 +305,15 @@ def draw_power(kw: "pd.DataFrame") -> "Plot":
         f"together; {order[0]} drew most, {kwh[order[0]]:.1f} kWh, and "
         f"{kwh['unused']:.0f} kWh of the time shown stayed unused."
     )
-    return Plot("A day's power, as it was shared", words, data, layout, wide=True)
+    title, axis = "A day's power, as it was shared", {"title": "power (kW)", "kind": "number"}
+    power = stations[order].assign(**{"the feeder": feeder})
+    plot = lines(title, words, power, axis, first=("the feeder",), drawn=order)
+    limit, *curves = plot.data
+    areas = [
+        curve | {"stackgroup": "stations", "line": curve["line"] | {"shape": "hv", "width": 0}}
+        for curve in curves
+    ]
+    return replace(plot, data=[*areas, limit])
 
 
 def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":

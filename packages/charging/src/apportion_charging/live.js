@@ -1,10 +1,8 @@
 "use strict";
 (() => {
-  const SVG = "http://www.w3.org/2000/svg";
   const place = (id) => document.getElementById(id);
   const make = (parent, name, attributes = {}, text = "") => {
-    const inside = parent.namespaceURI === SVG || name === "svg";
-    const node = inside ? document.createElementNS(SVG, name) : document.createElement(name);
+    const node = document.createElement(name);
     Object.entries(attributes).forEach(([key, value]) => node.setAttribute(key, value));
     node.textContent = text;
     parent.append(node);
@@ -14,26 +12,21 @@
   const kw = (value) => (known(value) ? value.toFixed(1) : "–");
   const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 
-  const bar = (parent, part, marked, words) => {
-    const box = make(parent, "div", {
-      role: "img", "aria-label": words,
-      style: "position:relative;height:1.1em;min-width:9rem;background:var(--grid);border-radius:.25rem;overflow:hidden",
-    });
-    const percent = (share) => `${(100 * Math.min(Math.max(share, 0), 1)).toFixed(1)}%`;
-    const colour = part > 1.0001 ? "--bad" : "--series-1";
-    make(box, "div", { class: "filled", style: `height:100%;width:${percent(part)};background:var(${colour});opacity:.75` });
-    if (known(marked)) {
-      make(box, "div", { style: `position:absolute;top:0;height:100%;width:3px;left:calc(${percent(marked)} - 3px);background:var(--series-2)` });
-    }
-  };
+  // A bar in a cell of a table, red above 1.
+  const bar = (part, words) => (cell) =>
+    make(cell, "meter", { value: part, title: words, ...(part > 1.0001 ? { low: 0.25, high: 0.5, optimum: 0 } : {}) });
 
-  const table = (id, caption, heads) => {
-    const scroll = make(place(id), "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption });
-    const own = make(scroll, "table");
+  // A head that ends with a space is that of numbers; a cell is a text or a function that fills it.
+  const table = (id, caption, heads, rows) => {
+    const own = make(make(place(id), "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }), "table");
     make(own, "caption", {}, caption);
-    const row = make(make(own, "thead"), "tr");
-    heads.forEach((head) => make(row, "th", { scope: "col", ...(head.endsWith(" ") ? { class: "number" } : {}) }, head.trim()));
-    return make(own, "tbody");
+    const kinds = heads.map((head) => (head.endsWith(" ") ? { class: "number" } : {}));
+    const [top, body] = [make(make(own, "thead"), "tr"), make(own, "tbody")];
+    heads.forEach((head, i) => make(top, "th", { scope: "col", ...kinds[i] }, head.trim()));
+    rows.forEach((cells) => {
+      const row = make(body, "tr");
+      cells.forEach((cell, i) => (typeof cell === "string" ? make(row, "td", kinds[i], cell) : cell(make(row, "td"))));
+    });
   };
 
   const cards = (state) => {
@@ -46,17 +39,17 @@
       make(line, "span", { class: "interval" }, beside);
       if (note) make(item, "p", { class: "note" }, note);
     };
+    const names = (stations) => stations.map((station) => station.id).join(", ");
     const cars = state.stations.filter((station) => station.plugged);
-    const wait = cars.filter((car) => !car.offered_a && !car.full);
+    const wait = names(cars.filter((car) => !car.offered_a && !car.full));
     const by = state.decided_by;
     card("Power offered", `${kw(state.offered_kw)} kW`, `of ${kw(state.capacity_kw)} kW`, "");
-    card("Cars", String(cars.length), `of ${state.stations.length} stations`, wait.length ? `waiting: ${wait.map((car) => car.id).join(", ")}` : "nobody waits");
+    card("Cars", String(cars.length), `of ${state.stations.length} stations`, wait ? `waiting: ${wait}` : "nobody waits");
     card("Decided by", by || "nobody yet", "", known(state.decided) ? `at ${clock(state.decided)}` : "", by === "nobody" ? "fails" : "holds");
     card("Trust in the policy", `${Math.round(100 * state.trust)} %`, `the rest: ${state.baseline}`, state.why);
-    if (state.ocpp) {
-      const away = state.stations.filter((station) => !station.connected);
-      card("Charge points", String(state.stations.length - away.length), "connected", away.length ? `away: ${away.map((station) => station.id).join(", ")}` : "", away.length ? "open" : "holds");
-    }
+    if (!state.ocpp) return;
+    const away = state.stations.filter((station) => !station.connected);
+    card("Charge points", String(state.stations.length - away.length), "connected", away.length ? `away: ${names(away)}` : "", away.length ? "open" : "holds");
   };
 
   const condition = (car) => {
@@ -65,88 +58,60 @@
   };
   const cars = (state) => {
     const heads = ["station", "", "of the cable", "A ", "kW offered ", "kW drawn ", "kWh so far ", "kWh asked for ", "since", "until"];
-    const there = state.stations.filter((station) => station.plugged);
-    const body = table("cars", "Cars that are plugged in", heads);
-    there.forEach((car) => {
-      const row = make(body, "tr");
-      make(row, "td", {}, car.id);
-      make(row, "td", {}, condition(car));
-      const drawn = known(car.drawn_kw) ? car.drawn_kw / car.max_kw : null;
-      bar(make(row, "td"), car.offered_a / car.max_a, drawn, `${car.offered_a} of ${car.max_a} A`);
-      [String(car.offered_a), kw(car.offered_kw), kw(car.drawn_kw), kw(car.delivered_kwh), kw(car.requested_kwh)]
-        .forEach((text) => make(row, "td", { class: "number" }, text));
-      [car.arrival, car.stated_departure].forEach((time) => make(row, "td", {}, known(time) ? time.slice(0, 16) : "–"));
-    });
+    const minutes = (time) => (known(time) ? time.slice(0, 16) : "–");
+    const rows = state.stations.filter((station) => station.plugged).map((car) => [
+      car.id, condition(car),
+      bar(car.offered_a / car.max_a, `${car.offered_a} of ${car.max_a} A`),
+      String(car.offered_a), kw(car.offered_kw), kw(car.drawn_kw), kw(car.delivered_kwh), kw(car.requested_kwh),
+      minutes(car.arrival), minutes(car.stated_departure),
+    ]);
+    table("cars", "Cars that are plugged in", heads, rows);
     const free = state.stations.filter((station) => !station.plugged).map((station) => station.id);
     make(place("cars"), "p", { class: "note" }, free.length ? `Without a car: ${free.join(", ")}.` : "Every station has a car.");
   };
 
   const limits = (state) => {
-    const body = table("limits", "Limits and what is offered below them", ["limit", "", "offered ", "at most "]);
-    state.limits.forEach((limit) => {
-      const row = make(body, "tr");
-      make(row, "td", {}, limit.name);
-      bar(make(row, "td"), limit.limit ? limit.used / limit.limit : limit.used && 2, null, `${limit.used} of ${limit.limit} ${limit.unit}`);
-      [limit.used, limit.limit].forEach((value) => make(row, "td", { class: "number" }, `${kw(value)} ${limit.unit}`));
+    const rows = state.limits.map(({ name, used, limit, unit }) => {
+      const part = limit ? used / limit : used && 2;
+      return [name, bar(part, `${used} of ${limit} ${unit}`), `${kw(used)} ${unit}`, `${kw(limit)} ${unit}`];
     });
+    table("limits", "Limits and the power offered below them", ["limit", "", "offered ", "at most "], rows);
   };
 
+  // The chart is made once and then updated, so that a zoom lasts; without Plotly's script the numbers remain.
+  const SERIES = [
+    ["offered_kw", "offered", "#0f766e", "solid"],
+    ["drawn_kw", "drawn", "#d97706", "solid"],
+    ["capacity_kw", "the feeder", "#57606a", "dash"],
+  ];
   const history = (state) => {
-    const rows = state.history;
-    const figure = make(place("history"), "figure", { class: "plot wide", style: "margin:0" });
-    make(figure, "h3", {}, "Power offered, drawn, and the feeder's");
-    const canvas = make(figure, "div", { class: "canvas", role: "img", "aria-label": "Power over the last decisions" });
-    const [width, height] = [canvas.clientWidth || 900, canvas.clientHeight || 300];
-    const svg = make(canvas, "svg", { viewBox: `0 0 ${width} ${height}` });
-    const series = [["offered_kw", 1, "", "offered"], ["drawn_kw", 2, "", "drawn"], ["capacity_kw", 12, "7 4", "the feeder"]];
-    if (rows.length > 1) {
-      const most = Math.max(...rows.flatMap((row) => series.map(([name]) => row[name] || 0)), 0.1) * 1.05;
-      const [from, to] = [rows[0].time, rows[rows.length - 1].time];
-      const x = (time) => 46 + ((time - from) / (to - from || 1)) * (width - 60);
-      const y = (value) => height - 28 - (value / most) * (height - 62);
-      [0, most / 2, most].forEach((value) => {
-        make(svg, "line", { class: "grid", x1: 46, x2: width - 14, y1: y(value), y2: y(value) });
-        make(svg, "text", { x: 40, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(1));
-      });
-      [["start", from], ["end", to]].forEach(([anchor, time]) => make(svg, "text", { class: "axis", x: x(time), y: height - 8, "text-anchor": anchor }, clock(time)));
-      make(svg, "text", { class: "axis", x: 2, y: 12 }, "power (kW)");
-      series.forEach(([name, colour, dash]) => {
-        const shown = rows.filter((row) => known(row[name]));
-        const corners = shown.flatMap((row, i) => (i ? [[row.time, shown[i - 1][name]], [row.time, row[name]]] : [[row.time, row[name]]]));
-        const path = corners.map(([time, value], i) => `${i ? "L" : "M"}${x(time).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-        make(svg, "path", { class: "line", d: path, style: `stroke:var(--series-${colour});stroke-width:2;stroke-dasharray:${dash || "none"}` });
-      });
-    }
-    const legend = make(figure, "figcaption", { class: "legend" });
-    series.forEach(([, colour, , name]) => {
-      make(legend, "span", { style: "margin-right:1rem" });
-      make(legend.lastChild, "i", { style: `background:var(--series-${colour})` });
-      legend.lastChild.append(name);
-    });
+    const last = state.history[state.history.length - 1];
+    place("latest").textContent = last ? SERIES.map(([name, label]) => `${label} ${kw(last[name])} kW`).join(", ") : "No decision yet.";
+    place("chart").hidden = !window.Plotly;
+    if (!window.Plotly) return;
+    const x = state.history.map((row) => new Date(1000 * row.time - 60000 * new Date().getTimezoneOffset()).toISOString());
+    const traces = SERIES.map(([name, label, color, dash]) => ({
+      x, y: state.history.map((row) => row[name]), name: label, mode: "lines", line: { color, dash, width: 2, shape: "hv" },
+    }));
+    drawPlot(place("chart"), traces, { title: { text: "power (kW)" }, yaxis: { rangemode: "tozero" }, uirevision: "kept" });
   };
 
-  const warnings = (state) => {
-    const list = make(place("warnings"), "ul");
-    (state.warnings.length ? state.warnings : ["None."]).forEach((text) => make(list, "li", {}, text));
-  };
+  const warnings = (state) =>
+    make(place("warnings"), "p", { style: "white-space:pre-line" }, state.warnings.join("\n") || "None.");
 
   let shown = "";
   const follow = async () => {
     try {
-      const answer = await fetch("state", { cache: "no-store" });
-      const text = await answer.text();
+      const text = await (await fetch("state", { cache: "no-store" })).text();
       if (text !== shown) {
         const state = JSON.parse(text);
-        ["cards", "cars", "limits", "history", "warnings"].forEach((id) => place(id).replaceChildren());
+        ["cards", "cars", "limits", "warnings"].forEach((id) => place(id).replaceChildren());
         [cards, cars, limits, history, warnings].forEach((draw) => draw(state));
         shown = text;
       }
-      document.body.dataset.live = "yes";
     } catch (error) {
-      if (document.body.dataset.live !== "no") {
-        place("cards").prepend(Object.assign(document.createElement("p"), { className: "lead", textContent: "The controller does not answer; this is what it said last." }));
-      }
-      [document.body.dataset.live, shown] = ["no", ""];
+      if (shown) make(place("cards"), "p", { class: "lead" }, "The controller does not answer; this is its last known state.");
+      shown = "";
     }
     setTimeout(follow, 2000);
   };

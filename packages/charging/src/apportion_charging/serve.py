@@ -27,7 +27,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from apportion.errors import InputError, first_line
-from apportion.report.page import Part, Section, page
+from apportion.report.page import PLOTLY_FILE, Part, Section, page, read_plotly_script
 from apportion.runs.signals import listening
 from apportion_charging.backtest import read_certificate
 from apportion_charging.controller import Controller, PowerOffers
@@ -35,7 +35,7 @@ from apportion_charging.ocpp import ChargePoints
 from apportion_charging.settings import ChargingServeOptions
 from apportion_charging.site import Site
 
-_BARS = "A bar is what is offered of the cable's current; the mark in it, what is drawn."
+_BARS = "A bar is the current offered to a car as a share of what its cable carries."
 _HISTORY = 600
 """Decisions that the page looks back on."""
 _MOST_BYTES = 1 << 20
@@ -269,9 +269,16 @@ def application(service: Service) -> Starlette:
     async def home(request: Request) -> Response:
         return HTMLResponse(shown)
 
+    plotly = read_plotly_script()
+
+    async def plotly_script(request: Request) -> Response:
+        headers = {"Cache-Control": "max-age=86400"}
+        return Response(plotly, media_type="text/javascript", headers=headers)
+
     return Starlette(
         routes=[
             Route("/", home),
+            Route(f"/{PLOTLY_FILE}", plotly_script),
             Route("/allocate", allocate, methods=["POST"]),
             Route("/state", state),
             Route("/health", health),
@@ -282,12 +289,23 @@ def application(service: Service) -> Starlette:
 
 @dataclass(frozen=True)
 class _Place(Part):
-    """Where the live script writes to."""
+    """An element that the script of the page fills."""
 
     place: str
 
     def html(self, name: str) -> str:
         return f'<div id="{escape(self.place)}" aria-live="polite"></div>'
+
+
+class _Chart(Part):
+    """Power over the last decisions: the latest numbers, and a chart if Plotly is there."""
+
+    def html(self, name: str) -> str:
+        return (
+            '<figure id="history" class="plot wide"><h3>Power offered, drawn, and the feeder\'s</h3>'
+            '<div id="chart" class="canvas" role="img" aria-labelledby="latest"></div>'
+            '<figcaption id="latest"></figcaption></figure>'
+        )
 
 
 def live_page(service: Service) -> str:
@@ -298,7 +316,7 @@ def live_page(service: Service) -> str:
         Section("Now", [_Place("cards")]),
         Section("Power by car", [_Place("cars")], _BARS),
         Section("Limits", [_Place("limits")], "What is offered below each of them."),
-        Section("The last decisions", [_Place("history")]),
+        Section("The last decisions", [_Chart()]),
         Section("Warnings", [_Place("warnings")]),
     ]
     return page("The garage now", sections, subtitle=site.describe(), live=script)
