@@ -2,11 +2,12 @@
 
 The paper's classifier is one 5 x 5 convolution with ReLU and a softmax layer, no pooling. Both layers are
 computed as products of patches: under `vmap` over clients a convolution would become a grouped one, which
-is slow everywhere, while a product becomes a larger product. On a graphics card one kernel computes both
-(`convolution_gpu`).
+is slow everywhere, while a product becomes a larger product. On a GPU one kernel computes both
+(`apportion.kernels.convolution`).
 """
 
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -69,14 +70,14 @@ class Convolutional(ClientModel):
 
     def logits(self, parameters: Parameters, images: Images) -> Logits:
         layers = (parameters["filter"], parameters["filter_bias"], parameters["out"])
-        through = by_products
-        if on_gpu():
-            # Pallas takes long to import, and only a program for a graphics card needs it.
-            from apportion.domains.federated import convolution_gpu
+        if on_gpu() and not os.environ.get("APPORTION_NO_CONVOLUTION_KERNEL"):
+            # Pallas takes long to import, and only a program for a GPU needs it.
+            from apportion.kernels import convolution
 
-            if convolution_gpu.suits_kernels(layers[0], images):
-                through = convolution_gpu.fused_layers
-        return through(*layers, images) + parameters["out_bias"]
+            if convolution.suits_kernels(layers[0], images):
+                fused = convolution.fused_layers(by_products, *layers, images)
+                return fused + parameters["out_bias"]
+        return by_products(*layers, images) + parameters["out_bias"]
 
 
 class Perceptron(ClientModel):
