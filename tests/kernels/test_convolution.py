@@ -12,7 +12,7 @@ from apportion.domains.federated.clients import Convolutional
 from apportion.kernels import convolution
 
 MODELS = 2
-FUSED = partial(convolution.fused_layers, clients.by_products)
+FUSED = partial(convolution.fused_layers, clients._by_products)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_kernel_is_both_layers(sizes, interpreted):
     layers, images, weights = make(sizes)
     found = values_and_gradients(FUSED, layers, images, weights)
     exact = images.astype(jnp.float32)
-    expected = values_and_gradients(clients.by_products, layers, exact, weights)
+    expected = values_and_gradients(clients._by_products, layers, exact, weights)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -86,7 +86,7 @@ def test_the_images_have_their_gradient_too(interpreted):
         return (through(filter_[0], bias[0], out[0], images) * weights[0]).sum()
 
     found, expected = (
-        jax.jit(jax.grad(partial(total, each)))(images[0]) for each in (FUSED, clients.by_products)
+        jax.jit(jax.grad(partial(total, each)))(images[0]) for each in (FUSED, clients._by_products)
     )
     np.testing.assert_array_equal(found.astype(float), expected.astype(float))
     assert np.abs(expected.astype(float)).max() > 1
