@@ -421,6 +421,8 @@ class LearnedAggregation(GuardedFedAvg):
                 self._note(server_round, update.node, "not scored")
         if made.by == LAST:
             _log.error("round %d: all replies harm the model, which stays", server_round)
+        elif made.by == FEDAVGS:
+            _log.info("round %d: FedAvg's model, not the policy's", server_round)
         return made
 
     def try_out(self, model: ModelArrays) -> None:

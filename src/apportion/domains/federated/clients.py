@@ -10,6 +10,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -72,7 +73,7 @@ class Convolutional(ClientModel):
             from apportion.kernels import convolution
 
             if convolution.suits_kernels(layers[0], images):
-                fused = convolution.fused_layers(_by_products, *layers, images)
+                fused: Any = convolution.fused_layers(_by_products, *layers, images)
                 return fused + parameters["out_bias"]
         return _by_products(*layers, images) + parameters["out_bias"]
 
