@@ -89,7 +89,7 @@ def ours() -> tuple[Callable[[], float], float]:
 def client_app():
     """Flower's client, which trains with the simulator's own step.
 
-    Its function is looked up by workers as `federated.train`: in `__main__` every round would compile anew.
+    Its function is looked up by workers as `federated.train`: in `__main__` each round would compile again.
     """
     import federated
     from flwr.clientapp import ClientApp

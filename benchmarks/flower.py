@@ -282,7 +282,7 @@ class InProcess:
 
     def __init__(self, app: ClientApp, clients: int):
         self.app, self.clients = app, clients
-        # Who sends a message; Flower's own processes are told so by its superlink.
+        # Who sends a message; the superlink sets it for Flower's own processes.
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
     def get_node_ids(self):

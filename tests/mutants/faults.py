@@ -141,7 +141,7 @@ STUDIES = (
     Fault("policies are tested in half precision", "packages/studies/src/apportion_studies/federated/fig6.py",
           'precision="float32", block', "block", _FIG6 + "policies_learn_with_sets_of_their_seeds_own_and_are_tested_in_full_precision"),
     Fault("scores of federations begin at 1", "src/apportion/domains/federated/settings.py",
-          "FEDAVG_VARIANCE if", "1.0 if", "tests/domains/federated/test_federated_training.py -k scale"),
+          "_FEDAVG_VARIANCE if", "1.0 if", "tests/domains/federated/test_federated_training.py -k scale"),
     Fault("the spread is MTL's over P-MTL's", "packages/studies/src/apportion_studies/portfolio/mechanisms.py",
           "(square - first**2) / (other - second**2)", "(other - second**2) / (square - first**2)",
           "packages/studies/tests/portfolio/test_mechanisms.py -k spread"),

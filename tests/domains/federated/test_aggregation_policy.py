@@ -17,9 +17,7 @@ from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.federated.states import shares_by_samples
 from apportion.domains.federated.training import ThroughRounds
 from apportion.errors import InputError
-from apportion.policy import Recurrent
 from apportion.problem import Observation
-from apportion.runs.policy_file import load_policy, save_policy
 from apportion.tasks import Task
 from domains.federated.made_up import made_up_digits
 from learning import SEED, assert_mean_above, optimised
@@ -79,9 +77,7 @@ def episodes(policy, tasks=TASKS, federation=FEDERATION):
 
 @eqx.filter_jit
 def decided(policy, history, mask):
-    """What a policy decides, and what it reads of all clients together."""
-    seen = Observation(history, jnp.full(len(mask), 1 / len(mask)))
-    return policy.decide(seen, mask), policy.encode(history, mask).pooled
+    return policy.decide(Observation(history, jnp.full(len(mask), 1 / len(mask))), mask)
 
 
 @pytest.fixture(scope="module")
@@ -121,38 +117,13 @@ HISTORY = jax.random.normal(KEY, (5, 5, 17)).at[..., 0].set(jnp.log(0.2))
 FIVE = jnp.ones(5, bool)
 
 
-def test_by_its_standing_a_client_is_judged_whatever_the_unit_of_what_is_seen():
-    # What is seen itself is made to count for nothing: standing is left.
-    policy = opinionated()
-    alone = eqx.tree_at(
-        lambda p: p.recurrence.from_input, policy, policy.recurrence.from_input.at[:17].set(0.0)
-    )
-    here, scaled, alike = (
-        decided(alone, seen, FIVE)[0].shares
-        for seen in (HISTORY, HISTORY.at[..., 1:].mul(8.0), HISTORY[:1].repeat(5, 0))
-    )
-    assert float(jnp.ptp(here)) > 0.05
-    assert np.asarray(scaled) == pytest.approx(np.asarray(here), abs=0.01)
-    assert np.asarray(alike) == pytest.approx(0.2, abs=1e-6)
-
-
 def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
     policy = opinionated(scale=100.0)
-    decision, _ = decided(policy, HISTORY, FIVE)
+    decision = decided(policy, HISTORY, FIVE)
     assert 0.5 - 1e-6 <= float(decision.step) <= 3 + 1e-6
     assert -1e-6 <= float(decision.momentum) <= 0.9 + 1e-6
-    momentum = eqx.filter_grad(lambda p: decided(p, HISTORY, FIVE)[0].momentum)
+    momentum = eqx.filter_grad(lambda p: decided(p, HISTORY, FIVE).momentum)
     assert float(jnp.abs(eqx.filter_jit(momentum)(policy).server).max()) > 0
-
-
-def test_a_saved_policys_step_is_no_shorter_than_it_says(tmp_path):
-    policy = AggregationPolicy(17, 4, least_step=0.8, key=KEY)
-    _, pooled = decided(policy, HISTORY, FIVE)
-    shortest = eqx.tree_at(lambda p: p.server, policy, -9 * jnp.stack([pooled, pooled], 1))
-    save_policy(shortest, tmp_path)
-    again = load_policy(tmp_path)
-    assert bool(eqx.tree_equal(again, shortest))
-    assert float(decided(again, HISTORY, FIVE)[0].step) == pytest.approx(0.8)
     with pytest.raises(InputError, match="least_step is 1.5"):
         AggregationPolicy(9, 4, least_step=1.5, key=KEY)
 
@@ -253,10 +224,3 @@ def test_a_policy_learns_to_do_better_than_fedavg_and_the_drawn_task_counts_by_i
         np.testing.assert_allclose(one, other, atol=1e-5)
     assert np.abs(np.asarray(first.score)).max() > 1e-3
     assert np.abs(np.asarray(attacked.score) - np.asarray(second.score)).max() > 1e-3
-
-
-def test_what_the_learner_cannot_train_is_refused():
-    with pytest.raises(InputError, match="together"):
-        ThroughRounds(updates=3, together=2)
-    with pytest.raises(InputError, match="AggregationPolicy"):
-        ThroughRounds(updates=3).start(Recurrent(1, 4, key=KEY))

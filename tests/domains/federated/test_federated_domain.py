@@ -123,21 +123,6 @@ def test_a_policy_without_samples_has_no_gate_to_hide_behind(
     assert (found.values.tolist(), found.clipped) == ([-0.05], 1)
 
 
-def test_a_policy_that_was_trained_for_something_else_is_refused():
-    sizes = {"federations": 2, "max_gain": 0.25}
-    given = (EqualShares(), {"job": "budget"}, SETTINGS, made_up_digits(), "fedavg")
-    with pytest.raises(InputError, match="not to aggregate"):
-        federation_gains(*given, **sizes)
-
-
-def test_the_gains_that_a_server_keeps_are_those_of_its_rounds(tmp_path):
-    write_arrays(tmp_path / "kept", {}, {"gains": [0.1, None, 0.4]})
-    found = DOMAIN.gains(tmp_path / "kept", "fedavg", CertifyOptions())
-    np.testing.assert_array_equal(found.values, [0.1, np.nan, 0.25])
-    assert (found.baseline, found.period) == ("FedAvg", "round")
-    assert DOMAIN.gains(tmp_path / "kept", "FedAvg", CertifyOptions(bound=0.5)).values[2] == 0.4
-
-
 @pytest.mark.parametrize(
     ("name", "against", "options", "words"),
     [

@@ -44,18 +44,6 @@ def test_single_task_learning_learns_from_its_first_task_alone_and_the_others_fr
     assert (own[1] == TASKS.members).all()
 
 
-def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
-    assert trained.algorithm.priority.alpha.tolist() == [0.0, 0.0, 0.5] * 2
-    assert np.allclose(trained.probabilities[1], 1 / 3)
-    assert np.ptp(trained.probabilities[2]) > 0.01
-    # Uniform sampling needs no correction; P-MTL corrects what it samples too often.
-    weights = trained.metrics.groupby("run")["weight"]
-    assert (weights.get_group(1) == 1).all()
-    assert weights.get_group(2).min() < 1
-    assert (trained.metrics.groupby("run").size() == SETTINGS.steps).all()
-    assert np.isfinite(trained.metrics["reward"]).all()
-
-
 def test_scores_begin_on_the_scale_of_what_they_are(trained):
     """From 1 the variances of accuracies, which are a hundred times smaller, would never show."""
     first = float(trained.algorithm.priority.initial[2])

@@ -1,8 +1,7 @@
-"""What the server's own samples say of a model: the chance it gives to each right answer.
+"""Scores of a model on the server's samples: the probability of each right answer.
 
-Answers may be classes, rows of scores or of probabilities; for other tasks than classification, any
-loss for each sample stands for them. A model is judged sample by sample, so that neither the number
-nor the names of classes matter.
+Answers are classes, or rows of scores or probabilities; for tasks other than classification, a loss for
+each sample. Scores are by sample, so that neither the number nor the names of classes matter.
 """
 
 import hashlib
@@ -16,67 +15,67 @@ from flwr.app import ArrayRecord
 from scipy.special import softmax
 
 from apportion.bridges.flower.updates import ModelArrays, write_model
-from apportion.domains.federated.aggregators import WRONG, harms, passes, passes_gate
+from apportion.domains.federated.aggregators import (
+    CHANCE_OFFSET,
+    is_harmful,
+    passes,
+    passes_gate,
+)
 from apportion.errors import InputError
 
 Answers = Callable[[ArrayRecord], Any]
-"""What a model answers to the server's samples, or its loss on each of them."""
+"""Maps a model to its answers for the server's samples, or to its losses on them."""
 T = TypeVar("T")
 _log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How a model does on each sample."""
+    """Scores of a model on each sample."""
 
     chances: np.ndarray
-    """Of the right answer; what stands for it where there is only a loss."""
+    """Probability of the right answer, or exp(-loss / scale)."""
     right: np.ndarray
     """Whether the most likely answer is right."""
 
     @property
     def logs(self) -> np.ndarray:
-        """The logarithm of each chance, as the gate takes it."""
-        return np.log(self.chances + WRONG)
+        """Log of each probability, for the gate."""
+        return np.log(self.chances + CHANCE_OFFSET)
 
     def better(self, other: "Judged") -> bool:
-        """Whether it does better by more than the standard error."""
+        """Whether it is better by more than the standard error."""
         return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
 
     def passes_gate(self, fedavg: "Judged", few_alike: bool) -> bool:
-        """Whether it is taken and not FedAvg's, which few alike clients make harder."""
+        """Whether the model is used instead of FedAvg's; stricter with few alike clients."""
         kept, real = kept_samples(len(self.logs)), np.ones(len(self.logs), bool)
         gains = self.logs - fedavg.logs, self.right * 1.0 - fedavg.right
         return bool(passes_gate(*gains, kept, real, few_alike))
 
-    def harms(self, last: "Judged") -> bool:
+    def is_harmful(self, last: "Judged") -> bool:
         """Whether it is clearly worse than the last model."""
-        return bool(harms(self.logs - last.logs, self.right * 1.0 - last.right))
+        return bool(is_harmful(self.logs - last.logs, self.right * 1.0 - last.right))
 
     @property
     def accuracy(self) -> float:
-        """The part of the samples that it gets right; NaN without samples."""
+        """Fraction of right answers; NaN without samples."""
         return float(self.right.mean()) if len(self.right) else float("nan")
 
 
 def kept_samples(count: int) -> np.ndarray:
-    """The samples that the gate keeps from the policy: every fourth, as in the simulator."""
+    """Mask of the samples kept for the gate: every fourth, as in the simulator."""
     return np.arange(count) % 4 == 3
 
 
 class ServerData:
-    """Samples of the server's own, known by what a model answers to them.
-
-    Every fourth of them is kept from the policy, for the gate.
-    """
+    """The server's samples, through the user's `predict` and `labels`, or `score`."""
 
     def __init__(self, predict: Answers | None, labels: Any, score: Answers | None = None):
         if predict is not None and score is not None:
             raise InputError("give either predict with labels, or score: a loss for each sample")
         if predict is None and labels is not None:
-            raise InputError(
-                "labels without predict: give predict, a model's answers to the samples, too"
-            )
+            raise InputError("labels without predict: give predict too, a model's answers")
         self.predict, self.score = predict, score
         self.name = "predict" if score is None else "score"
         self.labels = None if predict is None else _classes(labels)
@@ -89,36 +88,35 @@ class ServerData:
 
     @property
     def fingerprint(self) -> str:
-        """A short digest of what is known of the samples themselves: their labels."""
+        """Short digest of the labels."""
         known = b"" if self.labels is None else self.labels.tobytes()
         return hashlib.sha256(known).hexdigest()[:16]
 
     def try_out(self, model: ModelArrays) -> None:
-        """Refuse, with what to return, a `predict` or `score` that does not do for this model."""
+        """Refuse a `predict` or `score` that fails on this model."""
         if self.empty:
             return
         try:
             self._judged(model)
         except Exception as error:
-            raise InputError(
-                f"{self.name}: tried on the first model, it fails ({type(error).__name__}: {error})"
-            ) from error
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.name}: tried on the first model, it fails ({why})") from error
 
     def begin_round(self, start: ModelArrays) -> None:
-        """Losses are taken in units of the mean loss of the model that was sent out."""
+        """Set the unit of losses: the mean loss of the model that was sent out."""
         if self.score is not None:
             losses = self._guarded(self._losses, start)
             usual = 0.0 if losses is None else float(losses.mean())
             self.scale = usual if usual > 0 else 1.0
 
     def judged(self, model: ModelArrays) -> Judged | None:
-        """How a model does; None where it cannot be tried."""
+        """Score a model; None if the user's function fails."""
         if self.empty:
             return Judged(np.zeros(0), np.zeros(0, bool))
         return self._guarded(self._judged, model)
 
     def _guarded(self, judge: Callable[[ModelArrays], T], model: ModelArrays) -> T | None:
-        """None where the user's own function fails, which must not cost a round."""
+        """Log a failure of the user's function and return None, so that the round goes on."""
         try:
             return judge(model)
         except Exception as error:
@@ -135,7 +133,7 @@ class ServerData:
             right = answers == labels
             return Judged(right.astype(float), right)
         rows = answers.astype(np.float64)
-        # Rows as they are where they are probabilities; else the softmax of scores.
+        # Rows that are not probabilities are scores.
         if (rows < 0).any() or np.abs(rows.sum(-1) - 1).max() >= 1e-3:
             rows = softmax(rows, axis=-1)
         chances = rows[np.arange(len(labels)), labels]
@@ -152,7 +150,7 @@ class ServerData:
 
 
 def _check_answers(answers: np.ndarray, labels: np.ndarray) -> None:
-    """Refuse answers that are not classes, or rows of scores, for these labels."""
+    """Refuse answers that are neither classes nor rows of scores for these labels."""
     shape, n = answers.shape, len(labels)
     rows = f"return a row of scores or probabilities for each sample, ({n}, classes)"
     if shape[:1] != (n,) or answers.ndim > 2:

@@ -1,10 +1,10 @@
 """A trained policy as a Flower strategy: learned shares aggregate the models of a real federation.
 
-In round n the server scores every submitted model v_{i,n} on its own data, the policy turns each
-client's last H states into shares a_{i,n}, a step and a momentum, and the aggregate is sent out again
-if it passes the gate. Clients are known by their node id alone, may come and go, and are trusted with
-nothing. In the simulator and here the same state functions show the policy the same numbers. Models are
-tried one at a time, so that memory holds the replies and two models more, however many clients there are.
+In round n the server scores every submitted model v_{i,n} on its own samples, the policy turns each
+client's last H states into shares a_{i,n}, a step and a momentum, and the gate chooses between its
+aggregate and FedAvg's. Clients are identified by node id, may come and go, and are not trusted. The state
+functions are those of the simulator. Models are evaluated one at a time, so that memory beyond the replies
+does not grow with the number of clients.
 
 `ShareGradient` needs no policy, but a loss that JAX can differentiate.
 """
@@ -25,7 +25,12 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.certify.certificate import Gains
-from apportion.domains.federated.aggregators import MANY, alike, descend_shares
+from apportion.composition import mix_allocations
+from apportion.domains.federated.aggregators import (
+    NOISE_AVERAGING_CLIENTS,
+    are_alike,
+    descend_shares,
+)
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
@@ -33,13 +38,7 @@ from apportion.domains.federated.policy import (
     shipped_blind_policy,
     shipped_policy,
 )
-from apportion.domains.federated.states import (
-    QUARTER,
-    Blind,
-    Invariant,
-    SampleScores,
-    Submission,
-)
+from apportion.domains.federated.states import QUARTER, Blind, Invariant, SampleScores, Submission
 from apportion.errors import InputError, optional_import
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
@@ -71,34 +70,34 @@ from apportion.bridges.flower.updates import (
 
 _log = logging.getLogger("flwr")
 POLICYS, FEDAVGS, LAST = "the policy's", "FedAvg's", "the last one, all replies being harmful"
-"""Whose model was taken."""
+"""Source of a round's model."""
 
 
 @dataclass(frozen=True)
-class Aggregated:
-    """The model of a round, and how it came about."""
+class _Aggregated:
+    """The model of a round and how it was made."""
 
     model: ModelArrays
     updates: list[ClientUpdate]
-    """Those it is made of."""
+    """The updates it is made of."""
     shares: np.ndarray
     accuracies: list[float]
-    """Of their models on the server's samples; not a number where they were not tried."""
+    """Accuracy of each update's model on the server's samples; NaN if not evaluated."""
     step: float = 1.0
     momentum: float = 0.0
     by: str = POLICYS
-    """Whose model it is: the policy's, FedAvg's, or the last one, which stays."""
+    """Source of the model: the policy, FedAvg, or the last round."""
     accuracy: float = float("nan")
-    """Of the model on the server's samples."""
+    """Accuracy of the model on the server's samples."""
     gain: float = float("nan")
-    """What the policy's model gained over FedAvg's on the gate's samples, whichever was taken."""
+    """Gain of the policy's model over FedAvg's on the gate's samples, whichever is used."""
 
 
 class GuardedFedAvg(FedAvg):
-    """FedAvg with guards at the door: replies that failed, are misshapen, not finite or huge are left out.
+    """FedAvg that leaves out replies that failed, are misshapen, not finite or huge.
 
-    Huge is out of proportion to what updates usually were, in these rounds or in the first ones. A round
-    without any usable reply keeps the model.
+    An update is huge in comparison with the updates of recent and of first rounds. A round without any
+    usable reply keeps the model.
     """
 
     def __init__(self, window: int, max_update_ratio: float, options: dict[str, Any]):
@@ -106,8 +105,7 @@ class GuardedFedAvg(FedAvg):
         super().__init__(**options)
         if not max_update_ratio > 1 or window < 1:
             raise InputError(
-                f"{type(self).__name__}: max_update_ratio {max_update_ratio} must be over 1 and window "
-                f"{window} at least 1"
+                f"max_update_ratio {max_update_ratio} must be over 1 and window {window} at least 1"
             )
         self.window, self.max_update_ratio = window, max_update_ratio
         self._started = self._ran = False
@@ -115,8 +113,8 @@ class GuardedFedAvg(FedAvg):
     @abstractmethod
     def make_model(
         self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
-    ) -> Aggregated:
-        """The model of a round's usable replies, which started from `start`."""
+    ) -> _Aggregated:
+        """Aggregate a round's usable replies, which started from `start`."""
 
     def start(self, *args: Any, **options: Any) -> Result:
         """As in FedAvg."""
@@ -127,16 +125,16 @@ class GuardedFedAvg(FedAvg):
             self._started = False
 
     def summary(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What happened: rounds, whose models were taken, accuracy, shares, and who was left out, and why.
+        """Describe the run: rounds, sources of models, accuracy, shares, and clients left out.
 
-        Flower asks for it as a run begins, and gets FedAvg's options in its log. Inside a wrapper it is the
-        wrapper's `start` that asks: refuse to run.
+        Flower calls it as a run begins, and then it logs FedAvg's options. A call before the first round
+        from outside `start` comes from a wrapping strategy, which is refused.
         """
         if self._started:
             super().summary()
         elif self._memory.rounds == self._resumed:
             self._refuse_wrapper()
-        return told(self._memory.told, self._memory.notes)
+        return _summarize(self._memory.round_notes, self._memory.notes)
 
     def _refuse_wrapper(self) -> None:
         raise InputError(
@@ -148,7 +146,7 @@ class GuardedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As in FedAvg, remembering the model sent out, which replies are compared with, and to whom."""
+        """Configure as FedAvg does, and remember the model and the nodes it is sent to."""
         if self._ran and not self._started:
             self._refuse_wrapper()
         if server_round == 1 and self._memory.rounds > self._resumed:
@@ -162,16 +160,16 @@ class GuardedFedAvg(FedAvg):
         return messages
 
     def try_out(self, model: ModelArrays) -> None:
-        """Refuse, before anybody is asked, what cannot go well with the first model."""
+        """Check the first model, before any client trains it."""
 
     def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: ModelArrays) -> bool:
-        """Whether a huge update is let in after all."""
+        """Whether to accept a huge update."""
         return False
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The replies' models to one; (None, None), which keeps the old one, if none is usable."""
+        """Aggregate the replies; (None, None), which keeps the model, if none is usable."""
         replies, start = list(replies), self._memory.start
         if start is None:
             raise InputError(f"{type(self).__name__}: configure_train comes before aggregate_train")
@@ -183,10 +181,11 @@ class GuardedFedAvg(FedAvg):
         for node in sorted(self._asked - {message.metadata.src_node_id for message in replies}):
             self._note(server_round, node, "silent")
         if not updates:
-            self._memory.end_round(
-                RoundNote(self._resumed + server_round, "the last one, for want of replies", np.nan)
+            note = RoundNote(
+                self._resumed + server_round, "the last one, for want of replies", np.nan
             )
-            why = next(iter(refused.values()), "nobody replied")
+            self._memory.end_round(note)
+            why = next(iter(refused.values()), "no client replied")
             text = "round %d: no usable reply (%d refused; %s); the model stays"
             _log.error(text, server_round, len(refused), why)
             return None, None
@@ -200,7 +199,7 @@ class GuardedFedAvg(FedAvg):
         try:
             contents = [update.content for update in made.updates]
             metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        except Exception as error:  # clients may report anything, or nothing
+        except Exception as error:  # clients may report anything
             _log.warning("the clients' metrics cannot be averaged (%s)", error)
             metrics = MetricRecord()
         metrics["clients-kept"] = len(made.updates)
@@ -212,7 +211,7 @@ class GuardedFedAvg(FedAvg):
     def _without_huge(
         self, updates: list[ClientUpdate], refused: dict[int, str], start: ModelArrays
     ) -> list[ClientUpdate]:
-        """The updates that are not huge, or welcome nevertheless; the others are refused."""
+        """Move huge updates to `refused`, unless they are welcome."""
         limit = self.max_update_ratio * self._memory.usual_norm([own.norm for own in updates])
         others = [own for own in updates if own.norm <= limit]
         for own in updates:
@@ -221,35 +220,36 @@ class GuardedFedAvg(FedAvg):
         return [own for own in updates if own.node not in refused]
 
     def to_frame(self) -> pd.DataFrame:
-        """What became of every client asked: kept, failed, misshapen, not finite, huge, harmful, not scored
-        or silent, with the accuracy of its model on the server's samples and its share. Rounds are counted
-        from the first of the run, those before a server died among them.
+        """One row per round and client: outcome, accuracy on the server's samples, and share.
+
+        Outcomes are kept, failed, misshapen, not finite, huge, harmful, not scored and silent. A resumed
+        server continues the count of rounds.
         """
         return pd.DataFrame(self._memory.notes, columns=pd.Index(ClientNote._fields))
 
     def _begin(self) -> None:
-        """Forget the clients of an earlier run."""
+        """Start with an empty memory."""
         self._memory, self._resumed = ClientMemory(self.window), 0
         self._asked: set[int] = set()
 
     def _note(
         self, n: int, node: int, outcome: str, accuracy: float = np.nan, share: float = 0.0
     ) -> None:
-        # A server that goes on counts its rounds from 1 again.
+        # Flower counts the rounds of a resumed server from 1.
         note = ClientNote(self._resumed + n, node, outcome, accuracy, share)
         self._memory.notes.append(note)
 
-    def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> Aggregated:
+    def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> _Aggregated:
         shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))
         model = weighted_sum(shares, [update.model for update in updates])
-        return Aggregated(model, updates, shares, accuracies, by=FEDAVGS)
+        return _Aggregated(model, updates, shares, accuracies, by=FEDAVGS)
 
 
-def told(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
-    """The rounds and the clients of a run in words.
+def _summarize(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
+    """Describe the rounds and the clients of a run.
 
     >>> notes = [ClientNote(1, 7, "kept", 0.5, 1.0), ClientNote(1, 8, "not finite", np.nan, 0.0)]
-    >>> print(told([RoundNote(1, "FedAvg's", 0.5)], notes))
+    >>> print(_summarize([RoundNote(1, "FedAvg's", 0.5)], notes))
     1 rounds, 2 clients; the model was FedAvg's in 1
     accuracy on the server's samples: 0.500 after round 1
     mean shares: node 7 1.000
@@ -259,9 +259,8 @@ def told(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
         return "no round yet"
     whose = Counter(note.by for note in rounds)
     by = ", ".join(f"{name} in {count}" for name, count in whose.most_common())
-    lines = [
-        f"{len(rounds)} rounds, {len({own.node for own in notes})} clients; the model was {by}"
-    ]
+    clients = len({own.node for own in notes})
+    lines = [f"{len(rounds)} rounds, {clients} clients; the model was {by}"]
     tried = [note for note in rounds if np.isfinite(note.accuracy)]
     if tried:
         ends = dict.fromkeys([tried[0], tried[-1]])
@@ -284,43 +283,41 @@ def told(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
 
 
 class LearnedAggregation(GuardedFedAvg):
-    """FedAvg with shares, step and momentum decided by a trained policy, and with guards at the door.
+    """FedAvg with shares, step and momentum decided by a trained policy.
 
-    The policy's model is taken only where it is not worse than FedAvg's on samples that the policy does not
-    see. Replies that cannot be used are left out; where no model can be scored, the round is FedAvg's, with
-    a warning in Flower's log.
+    The policy's model is used only if it is not worse than FedAvg's on samples that the policy does not
+    see. Unusable replies are left out. If no model can be scored, the round is FedAvg's, with a warning in
+    Flower's log.
 
     Parameters
     ----------
-    predict
-        Answers of a model (an `ArrayRecord`) for the server's samples: classes, or a row of scores or of
-        probabilities a sample. A server without samples leaves it out: its policy goes by the updates'
-        geometry and the clients' counts alone.
-    labels
-        The right classes of the server's samples, 0, 1, ...
-    policy
-        One trained in the simulator (`apportion train federated`); else the one that comes with the
-        package, for a server with samples or without. It serves any number of clients and classes.
-    score
-        In place of `predict` and `labels`, for tasks without classes: a model's loss on each of the
-        server's samples.
-    window
-        Rounds of a client's past that the policy sees; `load` takes them from the policy's folder.
-    max_update_ratio
-        An update whose norm is more than this many times the median one is huge.
-    gate
-        Whether the policy's model has to pass; a quarter of the samples is for that.
-    alpha
-        With a number the policy has to earn its place: models are FedAvg's, moved towards the policy's by
-        the share of trust that its gains have earned in the rounds before, as in `apportion.Gate`. A policy
-        that is never better is ever trusted in full with probability alpha at most.
-    max_gain
-        What a round's gain counts at most, in these bets and in `gains`.
-    checkpoint_path
-        A file for the strategy's memory, written after every round. Where it is there already, the
-        strategy goes on from it: `kept_model` is the model to begin with.
-    options
-        As in Flower's `FedAvg`; `fraction_evaluate` is 0 unless it is given.
+    predict : callable, optional
+        Maps a model (an `ArrayRecord`) to its answers for the server's samples: classes, or a row of scores
+        or probabilities per sample. Without it the policy uses the updates' geometry and sample counts.
+    labels : array of int, optional
+        Right classes of the server's samples, 0, 1, ...
+    policy : AggregationPolicy, optional
+        A policy of `apportion train federated`; by default a shipped one, for a server with or without
+        samples. It serves any number of clients and classes.
+    score : callable, optional
+        Instead of `predict` and `labels`, for tasks without classes: maps a model to its loss on each of
+        the server's samples.
+    window : int
+        Rounds of a client's past that the policy sees; `load` reads it from the policy's folder.
+    max_update_ratio : float
+        An update is huge if its norm exceeds this multiple of the median norm.
+    gate : bool
+        Whether the policy's model has to pass the gate, which uses a quarter of the samples.
+    alpha : float, optional
+        Makes the policy earn trust: the model is FedAvg's, moved towards the policy's by the trust that
+        its gains have earned so far. If the policy is never better, P(trust ever reaches 1) <= alpha.
+    max_gain : float
+        Cap on a round's gain, for `alpha` and `gains`.
+    checkpoint_path : path, optional
+        File for the strategy's memory, written after every round. If it exists, the strategy resumes from
+        it: start with `kept_model`.
+    **options
+        Options of Flower's `FedAvg`; `fraction_evaluate` is 0 by default.
 
     Examples
     --------
@@ -369,13 +366,9 @@ class LearnedAggregation(GuardedFedAvg):
 
     @classmethod
     def load(
-        cls,
-        folder: Path | str,
-        predict: Answers | None = None,
-        labels: Any = None,
-        **options: Any,
+        cls, folder: Path | str, predict: Answers | None = None, labels: Any = None, **options: Any
     ) -> "LearnedAggregation":
-        """The strategy with the policy of a run's folder.
+        """Build the strategy with the policy of a run's folder.
 
         Raises
         ------
@@ -394,19 +387,19 @@ class LearnedAggregation(GuardedFedAvg):
 
     @property
     def kept_model(self) -> ArrayRecord | None:
-        """The last model of the run whose memory `checkpoint_path` holds; None before the first."""
+        """The last model in the memory; None before the first."""
         made = self._memory.made
         return None if made is None else write_model(made)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The replies' models to one; (None, None), which keeps the old one, if none is usable."""
+        """Aggregate the replies; (None, None), which keeps the model, if none is usable."""
         if self._memory.start is not None:
             self.server.begin_round(self._memory.start)
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            by_policy = self._memory.told[-1].by == POLICYS
+            by_policy = self._memory.round_notes[-1].by == POLICYS
             metrics["gate-passed"], metrics["trust"] = int(by_policy), self.trust
             if self.checkpoint_path is not None:
                 self._memory.save(self.checkpoint_path)
@@ -414,28 +407,26 @@ class LearnedAggregation(GuardedFedAvg):
 
     def make_model(
         self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
-    ) -> Aggregated:
-        """The round's model by the policy, behind the gate; FedAvg's where the samples fail it."""
+    ) -> _Aggregated:
+        """Aggregate by the policy, behind the gate; as FedAvg does if no model can be scored."""
         judged = [(update, self.server.judged(update.model)) for update in updates]
         scored = [(update, own) for update, own in judged if own is not None]
         made = self._decide(scored, start) if scored else None
         if made is None:
-            _log.warning(
-                "round %d: no model can be scored; FedAvg instead of learned shares", server_round
-            )
-            made = self._fedavg(updates, [np.nan] * len(updates))
-        else:
-            for update, own in judged:
-                if own is None:
-                    self._note(server_round, update.node, "not scored")
-            if made.by == LAST:
-                _log.error("round %d: all replies harm the model, which stays", server_round)
-            elif made.by == FEDAVGS:
-                _log.info("round %d: FedAvg's model, not the policy's", server_round)
+            text = "round %d: no model can be scored; FedAvg instead of learned shares"
+            _log.warning(text, server_round)
+            return self._fedavg(updates, [np.nan] * len(updates))
+        for update, own in judged:
+            if own is None:
+                self._note(server_round, update.node, "not scored")
+        if made.by == LAST:
+            _log.error("round %d: all replies harm the model, which stays", server_round)
+        elif made.by == FEDAVGS:
+            _log.info("round %d: FedAvg's model, not the policy's", server_round)
         return made
 
     def try_out(self, model: ModelArrays) -> None:
-        """Refuse a `predict` that fails on the first model, and the memory of another federation."""
+        """Refuse a `predict` that fails on the first model, and the memory of another model."""
         self.server.try_out(model)
         made = self._memory.made
         if made is not None and shapes_of(made) != shapes_of(model):
@@ -445,23 +436,23 @@ class LearnedAggregation(GuardedFedAvg):
             )
 
     def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: ModelArrays) -> bool:
-        """With samples they decide: a quarter of the way from FedAvg's model of the others towards a huge
-        update must make it better, by more than the standard error.
+        """Accept a huge update if a quarter step towards it improves FedAvg's model of the others.
+
+        The improvement must exceed its standard error.
         """
         if self.server.empty:
             return False
         base = self._fedavg(others, []).model if others else start
         near = weighted_sum(np.array([1 - QUARTER, QUARTER]), [base, huge.model])
         without, with_it = self.server.judged(base), self.server.judged(near)
-        if without is None or with_it is None:
-            return False
-        return with_it.better(without)
+        return without is not None and with_it is not None and with_it.better(without)
 
     def _decide(
         self, scored: list[tuple[ClientUpdate, Judged]], start: ModelArrays
-    ) -> Aggregated | None:
-        """The policy's model of the scored replies, or FedAvg's where the gate says so, or the last one
-        where both are harmful; None where the server's samples fail it, or it decides on no number.
+    ) -> _Aggregated | None:
+        """Choose between the policy's model, FedAvg's and the last one.
+
+        Returns None if the policy's inputs cannot be scored or its shares are not finite.
         """
         updates, judged = [update for update, _ in scored], [own for _, own in scored]
         fedavg = self._fedavg(updates, [own.accuracy for own in judged])
@@ -477,13 +468,14 @@ class LearnedAggregation(GuardedFedAvg):
         models, move, trust = [own.model for own in updates], self._memory.move, self.trust
         way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
         heard = len({*self._memory.clients, *nodes})
-        few_alike = heard < MANY and bool(alike(np.stack([own.logs for own in judged]), shares))
+        logs = np.stack([own.logs for own in judged])
+        few_alike = heard < NOISE_AVERAGING_CLIENTS and bool(are_alike(logs, shares))
         if self.gate and few_alike:
             way = (way[0], 1.0, 0.0)
         model = moved(models, start, move, *way)
         ours, passed, gain = self.server.judged(model), True, np.nan
         if self.gate:
-            # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
+            # It passes if FedAvg's model cannot be scored, but not if it cannot be scored itself.
             passed = ours is not None
             if ours is not None and theirs is not None:
                 passed = ours.passes_gate(theirs, few_alike)
@@ -494,28 +486,25 @@ class LearnedAggregation(GuardedFedAvg):
             made, found = fedavg, theirs
         else:
             if trust < 1:
-                way = partly(trust, fedavg.shares, *way)
+                way = _mix_decisions(trust, fedavg.shares, *way)
                 model = moved(models, start, move, *way)
                 ours = self.server.judged(model)
-            shares, step, momentum = way
-            made, found = (
-                Aggregated(model, updates, shares, fedavg.accuracies, step, momentum),
-                ours,
-            )
-        if self.gate and found is not None and before is not None and found.harms(before):
+            shares = way[0]
+            made, found = _Aggregated(model, updates, shares, fedavg.accuracies, *way[1:]), ours
+        if self.gate and found is not None and before is not None and found.is_harmful(before):
             made, found = replace(fedavg, model=start, shares=0 * shares, by=LAST), before
         self._memory.keep(nodes, shown, made.shares)
         return replace(made, gain=gain, accuracy=np.nan if found is None else found.accuracy)
 
     def _shown(
         self,
-        fedavg: Aggregated,
+        fedavg: _Aggregated,
         before: Judged | None,
         ahead: Judged | None,
         judged: list[Judged],
         start: ModelArrays,
     ) -> np.ndarray | None:
-        """What the policy sees of each client; None where it reads samples and they fail it."""
+        """The policy's state of each client; None if it needs scores and a model cannot be scored."""
         models = [update.model for update in fedavg.updates]
         scores = None
         if self.state.reads == "samples":
@@ -547,42 +536,42 @@ class LearnedAggregation(GuardedFedAvg):
         return np.asarray(_channels(self.state, submission))[:m]
 
     def gains(self) -> Gains:
-        """What the policy's model gained over FedAvg's in each round, in the chance of the right answer
-        to the samples that it does not see: `strategy.gains().certify(block=5)` says whether it has
-        earned its place on these samples, which are the same every round.
+        """Gains of the policy's model over FedAvg's in each round, in the probability of the right answer.
+
+        They are measured on the samples kept from the policy, the same in every round.
+        `strategy.gains().certify(block=5)` tests whether the policy is better on them.
         """
         return round_gains(self._memory.gains, self.max_gain)
 
     @property
     def trust(self) -> float:
-        """The policy's part in the next model, 0 to 1; 1 where it need not earn its place."""
+        """Weight of the policy in the next model, in [0, 1]; 1 without `alpha`."""
         return 1.0 if self.alpha is None else self.gains().certify(alpha=self.alpha).trust
 
     def _begin(self) -> None:
-        """Forget the clients of an earlier run; go on from a file that is there."""
+        """Start with an empty memory, or resume from the checkpoint."""
         super()._begin()
         self._memory.samples = self.server.fingerprint
         if self.checkpoint_path is not None and self.checkpoint_path.exists():
-            self._memory = ClientMemory.restored(
-                self.checkpoint_path, self.window, self.server.fingerprint
-            )
+            given = (self.checkpoint_path, self.window, self.server.fingerprint)
+            self._memory = ClientMemory.restored(*given)
             self._resumed = self._memory.rounds
 
 
-def partly(
-    trust: float, usual: np.ndarray, shares: np.ndarray, step: float, momentum: float
+def _mix_decisions(
+    trust: float, baseline: np.ndarray, shares: np.ndarray, step: float, momentum: float
 ) -> tuple[np.ndarray, float, float]:
-    """Shares, step and momentum whose model lies this part of the way from FedAvg's to the policy's.
+    """Shares, step and momentum of the mixture of FedAvg's model and the policy's.
 
-    >>> partly(0.5, np.array([0.5, 0.5]), np.array([1.0, 0.0]), 1.0, 0.4)
+    >>> _mix_decisions(0.5, np.array([0.5, 0.5]), np.array([1.0, 0.0]), 1.0, 0.4)
     (array([0.75, 0.25]), 1.0, 0.2)
     """
-    reach = 1 + trust * (step - 1)
-    mixed = ((1 - trust) * usual + trust * step * shares) / reach
-    return mixed, reach, trust * momentum
+    mixed_step = mix_allocations(step, 1.0, trust)
+    mixed = mix_allocations(step * shares, baseline, trust) / mixed_step
+    return mixed, mixed_step, trust * momentum
 
 
-# In one program each: operation by operation, every number of clients compiles dozens of them.
+# Compiled as one program each: separate operations would compile dozens for every number of clients.
 _channels = eqx.filter_jit(lambda state, submission: state(submission))
 
 
@@ -592,7 +581,7 @@ def _decision(policy: AggregationPolicy, observation: Observation, mask: Mask) -
 
 
 def _padded(rows: np.ndarray) -> Array:
-    """Rows for clients with some for nobody, as many as the policy gets."""
+    """Pad rows of clients to the width of the policy's input."""
     more = padded_width(len(rows)) - len(rows)
     return _array(np.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)]))
 
@@ -602,7 +591,7 @@ def _array(values: np.ndarray | list[int] | float) -> Array:
 
 
 def _state_of(policy: Any) -> Invariant | Blind:
-    """The state that a policy reads; refuse what is no policy for clients."""
+    """Find the state that a policy reads; refuse any other policy."""
     if not isinstance(policy, AggregationPolicy) or policy.score.ndim != 1 or policy.head.cash:
         raise InputError(
             f"policy: {type(policy).__name__} is not one policy that shares all out among clients; give "
@@ -617,23 +606,22 @@ def _state_of(policy: Any) -> Invariant | Blind:
     )
 
 
-Loss = Callable[[dict[str, Array]], Float[Array, ""]]
+_Loss = Callable[[dict[str, Array]], Float[Array, ""]]
 
 
 class ShareGradient(GuardedFedAvg):
-    """FedAvg with shares that descend the server's own loss, and with momentum.
+    """FedAvg with shares by gradient descent on the server's loss, and with momentum.
 
-    In every round the server descends its own loss L(sum_i a_i v_i) in the shares a, from FedAvg's and
-    pulled back to them, and repeats a part of its last move. With a few dozen samples it fits their noise;
-    there `LearnedAggregation` does better.
+    In every round the server minimises L(sum_i a_i v_i) in the shares a, regularised towards FedAvg's.
+    With a few dozen samples it overfits; then `LearnedAggregation` is better.
 
     Parameters
     ----------
-    loss
-        The server's loss of a model, a dict of JAX arrays by name; JAX must be able to differentiate it.
-    momentum
-        How much of its last move the server repeats.
-    max_update_ratio, options
+    loss : callable
+        Maps a model, a dict of JAX arrays by name, to the server's loss; JAX must differentiate it.
+    momentum : float
+        Momentum of the server.
+    max_update_ratio, **options
         As in `LearnedAggregation`.
 
     Examples
@@ -643,7 +631,7 @@ class ShareGradient(GuardedFedAvg):
     """
 
     def __init__(
-        self, loss: Loss, *, momentum: float = 0.5, max_update_ratio: float = 10.0, **options: Any
+        self, loss: _Loss, *, momentum: float = 0.5, max_update_ratio: float = 10.0, **options: Any
     ):
         super().__init__(1, max_update_ratio, options)
         if not 0 <= momentum < 1:
@@ -653,8 +641,8 @@ class ShareGradient(GuardedFedAvg):
 
     def make_model(
         self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
-    ) -> Aggregated:
-        """The model of the shares that descend the loss, moved on."""
+    ) -> _Aggregated:
+        """Aggregate by the shares that minimise the loss, with momentum."""
         models = [update.model for update in updates]
         plain = fedavg_shares(sample_counts(updates, self.weighted_by_key))
         stacked = {n: jnp.asarray(np.stack([own[n] for own in models])) for n in start}
@@ -665,11 +653,11 @@ class ShareGradient(GuardedFedAvg):
         shares = shares / shares.sum()
         made = moved(models, start, self._memory.move, shares, 1.0, self.momentum)
         accuracies, by = [np.nan] * len(updates), "that of shares by gradient"
-        return Aggregated(made, updates, shares, accuracies, 1.0, self.momentum, by)
+        return _Aggregated(made, updates, shares, accuracies, 1.0, self.momentum, by)
 
 
 @eqx.filter_jit
-def _descended(loss: Loss, models: dict[str, Array], plain: Array) -> Array:
+def _descended(loss: _Loss, models: dict[str, Array], plain: Array) -> Array:
     def of_shares(shares):
         return loss({
             name: jnp.tensordot(shares, own.astype(jnp.float32), 1) for name, own in models.items()

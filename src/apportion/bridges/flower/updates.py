@@ -1,8 +1,8 @@
-"""What came back in a Flower round: the models v_{i,n}, and why the others cannot be averaged.
+"""Replies of a Flower round: the usable models v_{i,n}, and why others cannot be averaged.
 
-A reply is usable if it holds one record of arrays with the names and shapes of the model v_n that
-was sent out, all of them finite. Nothing a client sends can raise an error here. `ClientMemory` is what
-the server remembers of its clients, by node id, and how that outlives the server.
+A reply is usable if it holds one record of finite arrays with the names and shapes of the model v_n that
+was sent out. Nothing that a client sends raises an error here. `ClientMemory` holds what the server
+remembers of its clients by node id, and its file.
 """
 
 import math
@@ -29,7 +29,7 @@ ModelArrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A usable reply: who sent it, the model, and how far it went from the one sent out."""
+    """A usable reply: node, model, distance from the model sent out, and content."""
 
     node: int
     model: ModelArrays
@@ -38,12 +38,12 @@ class ClientUpdate:
 
 
 def read_model(record: ArrayRecord) -> ModelArrays:
-    """The arrays of a record by name; they share its memory, and cannot be written to."""
+    """Arrays of a record by name; they share its memory and are read-only."""
     return {name: np.asarray(_viewed(array), order="C") for name, array in record.items()}
 
 
 def _viewed(array: Array) -> np.ndarray:
-    """An array that lies where its bytes do: ten models of a large network need no second place."""
+    """View an array in its serialised bytes, without a copy."""
     if array.stype != "numpy.ndarray" or array.data[:7] != b"\x93NUMPY\x01":
         return array.numpy()
     head = BytesIO(array.data)
@@ -56,17 +56,17 @@ def _viewed(array: Array) -> np.ndarray:
 
 
 def shapes_of(model: ModelArrays) -> dict[str, tuple[int, ...]]:
-    """Of a model's arrays, by name."""
+    """Shapes of a model's arrays by name."""
     return {name: array.shape for name, array in model.items()}
 
 
 def write_model(model: ModelArrays) -> ArrayRecord:
-    """A record of these arrays."""
+    """Convert arrays into a record."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
 def weighted_sum(weights: np.ndarray, models: Sequence[ModelArrays]) -> ModelArrays:
-    """sum_i w_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
+    """Compute sum_i w_i v_i in float64 and cast to the models' types; counters are rounded."""
     return {
         name: _weighted(weights, [model[name] for model in models], models[0][name])
         for name in models[0]
@@ -81,11 +81,10 @@ def moved(
     step: float,
     momentum: float,
 ) -> ModelArrays:
-    """The model start + step (sum_i a_i v_i - start) + momentum x move, in float64 and kept in start's
-    types.
+    """Compute start + step (sum_i a_i v_i - start) + momentum x move in float64, cast to start's types.
 
-    Counters are averaged, and so is an array whose average has no negative values and that would get
-    some, such as the variances of a batch normalisation.
+    Counters are averaged. So is an array that would get negative values although its average has none,
+    such as the variances of a batch normalisation.
     """
     weights = np.array([*(step * shares), 1 - step, *([] if move is None else [momentum])])
     made = {}
@@ -104,17 +103,17 @@ def moved(
 
 
 BLOCK = 1 << 18
-"""Numbers of an array that are worked on at once, so that a whole one need never be in float64."""
+"""Numbers converted to float64 at once, to bound memory."""
 
 
 def _blocks(size: int, rows: int = 1) -> list[slice]:
-    """Parts of so many numbers, smaller ones where several rows are worked on."""
+    """Slices of an array of this size; shorter if several rows are processed together."""
     block = max(1024, BLOCK // rows)
     return [slice(first, first + block) for first in range(0, size, block)]
 
 
 def _block(weights: np.ndarray, rows: Sequence[np.ndarray], part: slice) -> np.ndarray:
-    """A part of a weighted sum, in float64."""
+    """A slice of a weighted sum, in float64."""
     total = np.zeros(len(rows[0][part]))
     for weight, own in zip(weights, rows, strict=True):
         total += weight * own[part].astype(np.float64)
@@ -122,7 +121,7 @@ def _block(weights: np.ndarray, rows: Sequence[np.ndarray], part: slice) -> np.n
 
 
 def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
-    """A weighted sum in the form and type of another array."""
+    """A weighted sum in the shape and type of `like`."""
     made = np.empty_like(like, order="C", subok=False)
     flat, rows = made.reshape(-1), [array.reshape(-1) for array in arrays]
     for part in _blocks(flat.size):
@@ -131,7 +130,7 @@ def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarra
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """An array in another type; counters are rounded."""
+    """Cast an array; counters are rounded."""
     rounded = np.rint(array) if kind.kind != "f" and array.dtype.kind == "f" else array
     return rounded.astype(kind, copy=False)
 
@@ -139,10 +138,9 @@ def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
 def geometry(
     models: Sequence[ModelArrays], start: ModelArrays, move: ModelArrays | None = None
 ) -> np.ndarray:
-    """The updates turned into few coordinates, a row for each, their norms and angles unchanged; the
-    server's last move is the last row.
+    """Rotate the updates and the server's last move, the last row, into few coordinates.
 
-    Rows with the same inner products stand for the updates, so that states need not hold them all.
+    Rows keep all inner products, so that states can use them instead of the updates themselves.
     """
     gram = np.zeros((len(models) + 1, len(models) + 1))
     for name in _floats(start):
@@ -164,7 +162,7 @@ def geometry(
 def usable(
     replies: Iterable[Message], start: ModelArrays
 ) -> tuple[list[ClientUpdate], dict[int, str]]:
-    """The usable replies by node, and why each other one is not."""
+    """Sort the replies by node into usable ones and reasons for refusal."""
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
@@ -181,7 +179,7 @@ def usable(
 
 
 def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
-    """How many samples each client says it holds; equally many where one does not say."""
+    """Numbers of samples that the clients report; all equal if one is missing or invalid."""
 
     def claim(content: RecordDict) -> float:
         values = [record.get(key) for record in content.metric_records.values()]
@@ -193,18 +191,18 @@ def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
 
 
 def fedavg_shares(counts: np.ndarray) -> np.ndarray:
-    """FedAvg's shares, capped as in the simulator."""
+    """FedAvg's shares with capped counts, as in the simulator."""
     return shares_by_samples(counts, np.ones(len(counts), bool))
 
 
 def _only_model(content: RecordDict, start: ModelArrays) -> ModelArrays | str:
-    """The model of a reply in the types and the order of the one sent out, or why it is not usable."""
+    """The model of a reply in the types and order of the one sent out, or the reason for refusal."""
     records = list(content.array_records.values())
     if len(records) != 1:
         return f"misshapen: it holds {len(records)} records of arrays, not one"
     try:
         model = read_model(records[0])
-    except Exception as error:  # whatever the bytes hold, the round goes on
+    except Exception as error:  # no reply may stop the round
         return f"misshapen: its arrays cannot be read ({str(error)[:200]})"
     if model.keys() != start.keys():
         odd = sorted(model.keys() ^ start.keys())[0]
@@ -236,14 +234,12 @@ def _distance(model: ModelArrays, start: ModelArrays) -> float:
 
 
 def padded_width(count: int) -> int:
-    """A power of two that so many clients fit in, so that those who come and go compile nothing anew."""
+    """Next power of two, at least 8: few widths mean few compilations as clients come and go."""
     return max(8, 1 << (count - 1).bit_length())
 
 
-class ClientPast(NamedTuple):
-    """What a client showed in the last H rounds, its last share, and the round of its last reply, counted
-    over all runs.
-    """
+class _ClientPast(NamedTuple):
+    """A client's last H states, its last share, and the round of its last reply."""
 
     history: np.ndarray
     share: float
@@ -251,7 +247,7 @@ class ClientPast(NamedTuple):
 
 
 class ClientNote(NamedTuple):
-    """What became of a client in a round."""
+    """Outcome of a client in a round."""
 
     round: int
     node: int
@@ -261,7 +257,7 @@ class ClientNote(NamedTuple):
 
 
 class RoundNote(NamedTuple):
-    """What became of a round, for `summary`."""
+    """Source and accuracy of a round's model, for `summary`."""
 
     n: int
     by: str
@@ -269,39 +265,37 @@ class RoundNote(NamedTuple):
 
 
 class ClientMemory:
-    """Every client's past, the model sent out and its last move: all that the next round needs.
+    """Every client's past, the model sent out and its last change: all that the next round needs.
 
-    `samples` is the fingerprint of the server's own.
+    `samples` is the fingerprint of the server's samples.
     """
 
     def __init__(self, window: int, samples: str = ""):
         self.window, self.samples = window, samples
         self.rounds = 0
         self.norms: deque[list[float]] = deque(maxlen=window)
-        """Of all updates in the last rounds."""
+        """Norms of all updates in the last rounds."""
         self.usual = 0.0
-        """Their median, where it was largest."""
+        """The largest median of these norms so far."""
         self.start: ModelArrays | None = None
         self.move: ModelArrays | None = None
         self.made: ModelArrays | None = None
         """The last model that was made."""
-        self.clients: dict[int, ClientPast] = {}
+        self.clients: dict[int, _ClientPast] = {}
         self.gains: list[float] = []
-        """What the policy gained over FedAvg in each round; not a number where it was not tried."""
+        """Gain of the policy over FedAvg in each round; NaN if not measured."""
         self.notes: list[ClientNote] = []
-        self.told: list[RoundNote] = []
+        self.round_notes: list[RoundNote] = []
 
     def send(self, model: ModelArrays) -> None:
-        """Take note of the model sent out, and of how it moved."""
+        """Remember the model sent out and how it changed."""
         before, self.move = self.start, None
         if before is not None and shapes_of(before) == shapes_of(model):
             self.move = {name: model[name] - before[name] for name in _floats(model)}
         self.start = model
 
     def usual_norm(self, norms: list[float]) -> float:
-        """The median norm over this round and the last ones, or what it was where it was largest: clients
-        that come late go as far as all did at first.
-        """
+        """The largest median norm so far: late clients send updates as large as all did at first."""
         self.norms.append(norms)
         positive = [norm for some in self.norms for norm in some if norm > 0]
         middle = median_low(positive) if positive else math.inf
@@ -310,11 +304,11 @@ class ClientMemory:
         return self.usual or math.inf
 
     def absence(self, node: int) -> int:
-        """Rounds that have gone by without a client since it was last seen."""
+        """Rounds since a client last replied."""
         return self.rounds - (self.clients[node].seen if node in self.clients else 0)
 
     def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
-        """What the policy sees of these clients, padded; a newcomer has no past and an equal share."""
+        """The policy's padded observation; a new client has no past and an equal share."""
         m = len(nodes)
         width = padded_width(m)
         mask = np.arange(width) < m
@@ -328,15 +322,15 @@ class ClientMemory:
         return observation, jnp.asarray(mask)
 
     def keep(self, nodes: Sequence[int], shown: np.ndarray, shares: np.ndarray) -> None:
-        """Remember what these clients showed in a round, and what they got."""
+        """Remember the states and shares of these clients."""
         for node, own, share in zip(nodes, shown, shares, strict=True):
             past = self._extended(node, own)
-            self.clients[node] = ClientPast(past, float(share), self.rounds + 1)
+            self.clients[node] = _ClientPast(past, float(share), self.rounds + 1)
 
     def end_round(self, note: RoundNote, gain: float = np.nan) -> None:
-        """Count a round, what became of it, and what the policy gained in it."""
+        """Count a round and remember its note and gain."""
         self.rounds += 1
-        self.told.append(note)
+        self.round_notes.append(note)
         self.gains.append(gain)
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
@@ -345,7 +339,7 @@ class ClientMemory:
         return np.concatenate([past[1:], shown[None, :]])
 
     def save(self, path: Path) -> None:
-        """Write everything, atomically; nothing is pickled."""
+        """Write everything atomically, without pickle."""
         start, made = self.start or {}, self.made or {}
         arrays = {f"history/{node}": own.history for node, own in self.clients.items()}
         arrays |= {f"start/{name}": own for name, own in start.items()}
@@ -360,7 +354,7 @@ class ClientMemory:
             "samples": self.samples,
             "told": [
                 [note.n, note.by, note.accuracy if np.isfinite(note.accuracy) else None]
-                for note in self.told
+                for note in self.round_notes
             ],
             "norms": list(self.norms),
             "usual": self.usual,
@@ -372,7 +366,7 @@ class ClientMemory:
 
     @classmethod
     def restored(cls, path: Path, window: int, samples: str) -> "ClientMemory":
-        """The memory of a file; refuse one of another federation."""
+        """Read the memory of a file; refuse one of another federation."""
         arrays, about = read_arrays(path)
         memory = cls(window, samples)
         try:
@@ -381,8 +375,8 @@ class ClientMemory:
             known = about["samples"]
             memory.gains = [np.nan if gain is None else gain for gain in about["gains"]]
             for node, share, seen in about["clients"]:
-                memory.clients[node] = ClientPast(arrays[f"history/{node}"], share, seen)
-            # The file sorts arrays; a model goes by their order.
+                memory.clients[node] = _ClientPast(arrays[f"history/{node}"], share, seen)
+            # The file sorts arrays; `names` has their order in the model.
             memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
             memory.made = {name: arrays[f"made/{name}"] for name in about["names"]}
             numbers, measures = arrays["notes"].tolist(), arrays["measures"].tolist()
@@ -390,7 +384,7 @@ class ClientMemory:
                 ClientNote(n, node, about["outcomes"][code], accuracy, share)
                 for (n, node, code), (accuracy, share) in zip(numbers, measures, strict=True)
             ]
-            memory.told = [
+            memory.round_notes = [
                 RoundNote(n, by, np.nan if accuracy is None else accuracy)
                 for n, by, accuracy in about["told"]
             ]
@@ -398,11 +392,9 @@ class ClientMemory:
             raise InputError(
                 f"{path}: is no memory of this strategy ({error}); name another file, or remove it"
             ) from error
-        if any(own.history.shape[0] != window for own in memory.clients.values()):
-            raise InputError(f"{path}: its clients' histories are of another length than {window}")
-        if known != samples:
+        if known != samples or any(len(own.history) != window for own in memory.clients.values()):
             raise InputError(
                 f"{path}: is the memory of a federation whose server has other samples (labels of "
-                f"fingerprint {known}, here {samples}); name another file"
+                f"fingerprint {known}, here {samples}) or another window; name another file"
             )
         return memory

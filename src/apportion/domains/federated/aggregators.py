@@ -1,12 +1,11 @@
 """Ways to make one model of many: learned shares, and those they are compared with.
 
-An aggregator turns what the server received into a model and the shares it gave; it may remember
-something from round to round. `Learned` has a gate: it never does worse than FedAvg by more than chance
-explains. Beside it stand the usual defences against byzantine clients (coordinate-wise median and trimmed
-mean, Yin et al. 2018; Krum, Blanchard et al. 2017; nearest-neighbour mixing, Allouah et al. 2023), the
-server's optimisers (FedAvgM, Hsu et al. 2019; FedAdam and FedYogi, Reddi et al. 2021), and those that learn
-from the server's samples in every round, without any policy. An episode under an aggregator is an
-`EpisodeRecord`.
+An aggregator turns the received models into one model and the shares of its clients; it may keep a memory
+between rounds. `Learned` is the policy behind a gate. The others are baselines: defences against byzantine
+clients (coordinate-wise median and trimmed mean, Yin et al. 2018; Krum, Blanchard et al. 2017;
+nearest-neighbour mixing, Allouah et al. 2023), server optimisers (FedAvgM, Hsu et al. 2019; FedAdam and
+FedYogi, Reddi et al. 2021), and methods that learn from the server's samples in every round without a
+policy. `run_episodes` returns an `EpisodeRecord`.
 """
 
 from abc import abstractmethod
@@ -36,28 +35,28 @@ from apportion.simplex import Mask, masked_softmax
 from apportion.tasks import Task
 
 Shares = Float[Array, " entities"]
-Remembered = PyTree[Array]
+_Memory = PyTree[Array]
 """What an aggregator keeps from round to round."""
-WRONG = 0.02
-"""Added to a chance before its logarithm is taken: to be wrong for certain is to be wrong by so much."""
+CHANCE_OFFSET = 0.02
+"""Added to a probability before its logarithm, which bounds the loss of a confident mistake."""
 
 
 class Received(eqx.Module):
-    """A round's models with what the server knows of their senders."""
+    """A round's models and what the server knows of their clients."""
 
     models: Models
     observation: Observation
     counts: Int[Array, " entities"]
     mask: Bool[Array, " entities"]
     heard: Int[Array, ""]
-    """Clients that have taken part so far."""
+    """Number of clients that have taken part so far."""
     start: Model
     """The aggregate that the clients started from."""
     move: Model
-    """That aggregate less the one before."""
+    """The last change of the aggregate."""
     samples: ServerSamples
     federation: Federation
-    """Where the server tries models on its samples."""
+    """Evaluates models on the server's samples."""
     key: PRNGKeyArray
 
     @property
@@ -67,49 +66,49 @@ class Received(eqx.Module):
 
     @property
     def fedavg(self) -> Decision:
-        """FedAvg as a decision."""
+        """FedAvg as a `Decision`."""
         return Decision(self.by_samples, jnp.ones(()), jnp.zeros(()))
 
     def next_model(self, decision: Decision) -> Model:
-        """What a decision makes of the round."""
+        """Apply a decision to the round's models."""
         return decision.model(self.models, self.start, self.move)
 
 
 class Aggregator(eqx.Module):
-    """The received models to one model, and the shares that made it."""
+    """Combines the received models into one."""
 
     @abstractmethod
-    def begin(self, model: Model) -> Remembered:
-        """What is remembered before the first round."""
+    def begin(self, model: Model) -> _Memory:
+        """Return the memory before the first round."""
 
     @abstractmethod
-    def step(self, received: Received, memory: Remembered) -> tuple[Model, Shares, Remembered]:
-        """Aggregate one round."""
+    def step(self, received: Received, memory: _Memory) -> tuple[Model, Shares, _Memory]:
+        """Aggregate one round: the model, the shares and the next memory."""
 
 
-class Memoryless(Aggregator):
-    """An aggregator that sees one round at a time."""
+class _Memoryless(Aggregator):
+    """An aggregator without memory."""
 
     @abstractmethod
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         """Aggregate one round."""
 
-    def begin(self, model: Model) -> Remembered:
+    def begin(self, model: Model) -> _Memory:
         return ()
 
-    def step(self, received: Received, memory: Remembered) -> tuple[Model, Shares, Remembered]:
+    def step(self, received: Received, memory: _Memory) -> tuple[Model, Shares, _Memory]:
         return *self(received), memory
 
 
-class BySamples(Memoryless):
-    """FedAvg as first published: shares in proportion to the clients' samples, capped."""
+class BySamples(_Memoryless):
+    """FedAvg: shares in proportion to the clients' sample counts, capped."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         return average(received.by_samples, received.models), received.by_samples
 
 
-class PolicyAggregator(Memoryless):
-    """Shares by any choice of (observation, mask): a learned policy, or `EqualShares()` (FedAvg)."""
+class PolicyAggregator(_Memoryless):
+    """Shares by any policy of (observation, mask)."""
 
     choose: Choice
 
@@ -122,8 +121,8 @@ UNIFORM = PolicyAggregator(EqualShares())
 """FedAvg with equal shares."""
 
 
-class Fixed(Memoryless):
-    """The same shares every round, by the client's place in the task: an informed yardstick."""
+class Fixed(_Memoryless):
+    """The same shares every round, by the client's position in the task."""
 
     shares: Shares
 
@@ -134,7 +133,7 @@ class Fixed(Memoryless):
 
     @classmethod
     def minority(cls, total: float | Array, sizes: tuple[int, int] = (8, 2)) -> "Fixed":
-        """`total` spread over the last clients, the rest over the first."""
+        """Divide `total` among the last clients and the rest among the first."""
         first, last = sizes
         total = jnp.asarray(total, float)
         return cls(
@@ -142,14 +141,13 @@ class Fixed(Memoryless):
         )
 
 
-class Learned(Memoryless):
-    """Shares, step and momentum by a policy; with `gated`, only as far as the server's samples bear it out.
+class Learned(_Memoryless):
+    """Shares, step and momentum by a policy, behind a gate unless `gated` is False.
 
-    Where few clients are `alike` the policy's shares count alone, without its step and momentum: what alike
-    clients do not agree on is noise, and a step too far into it costs nothing in its own round, and much
-    in later ones; with `MANY` clients it averages out. The policy's model must not do worse than FedAvg's
-    (`passes_gate`), or FedAvg's is taken; and where that clearly does worse than the last one, the last one
-    stays (`harms`). The gate needs a federation that keeps samples for it (`Federation(gate=True)`).
+    The gate has three rules. If clients are few and alike (`are_alike`, `NOISE_AVERAGING_CLIENTS`), step
+    and momentum are 1 and 0: differences between such clients are noise, and a long step along noise costs
+    accuracy in later rounds. If the policy's model fails `passes_gate`, FedAvg's model is used. If that
+    model `is_harmful`, the last model stays. The gate needs a `Federation(gate=True)`.
     """
 
     policy: AggregationPolicy
@@ -161,38 +159,39 @@ class Learned(Memoryless):
             return received.next_model(decision), decision.shares
         samples, federation = received.samples, received.federation
         real = samples.shown | samples.kept
-        each = jnp.log(federation.chances(received.models, samples.places) + WRONG)
-        few_alike = alike(each, decision.shares, real) & (received.heard < MANY)
+        each = jnp.log(federation.chances(received.models, samples.places) + CHANCE_OFFSET)
+        few_alike = are_alike(each, decision.shares, real) & (
+            received.heard < NOISE_AVERAGING_CLIENTS
+        )
         step = jnp.where(few_alike, 1.0, decision.step)
         momentum = jnp.where(few_alike, 0.0, decision.momentum)
         ours, plain = Decision(decision.shares, step, momentum), received.fedavg
         models = jnp.stack([received.next_model(ours), received.next_model(plain), received.start])
         chances, right = federation.answers(models, samples.places)
-        logs = jnp.log(chances + WRONG)
+        logs = jnp.log(chances + CHANCE_OFFSET)
         gains = logs[0] - logs[1], right[0] - right[1]
         best = jnp.where(passes_gate(*gains, samples.kept, real, few_alike), 0, 1)
-        best = jnp.where(harms(logs[best] - logs[2], right[best] - right[2], real), 2, best)
+        best = jnp.where(is_harmful(logs[best] - logs[2], right[best] - right[2], real), 2, best)
         return models[best], jnp.where(best == 0, decision.shares, plain.shares)
 
 
-ALIKE = 0.3
-"""How closely two clients' answers go together, on average, where clients are alike: those who hold the
-same classes, rightly named or not, do so from the first round on, skewed ones once they have learned from
-each other."""
-MANY = 15
-"""So many clients that the noise of alike ones averages out: with twenty the policy's step and momentum
-cost nothing where all mistake labels, with ten they did."""
+_ALIKE_CORRELATION = 0.3
+"""Mean correlation of two clients' answers from which clients are alike: clients that hold the same classes
+reach it in the first round, clients with skewed labels after they have learned from each other."""
+NOISE_AVERAGING_CLIENTS = 15
+"""Number of clients from which the noise of alike clients averages out: if all clients mislabel images, the
+policy's step and momentum cost accuracy with ten clients and nothing with twenty."""
 
 
-def alike(logs: Any, shares: Any, real: Any = True) -> Any:
-    """Whether clients are sure of the same samples: by the mean correlation of two, drawn by their shares,
-    in the logarithms of the chances that their models give to the right answers.
+def are_alike(logs: Any, shares: Any, real: Any = True) -> Any:
+    """Whether clients are confident on the same samples.
 
-    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+    Computes the mean correlation of two clients, weighted by their shares, in the log probabilities of the
+    right answers. Takes JAX arrays (simulator) or NumPy arrays (Flower).
 
     >>> same, other = [0.0, -1.0, -2.0, 0.0], [-2.0, -1.0, 0.0, -2.0]
     >>> halves = np.full(2, 0.5)
-    >>> bool(alike(np.array([same, same]), halves)), bool(alike(np.array([same, other]), halves))
+    >>> bool(are_alike(np.array([same, same]), halves)), bool(are_alike(np.array([same, other]), halves))
     (True, False)
     """
     xp = logs.__array_namespace__()
@@ -200,37 +199,37 @@ def alike(logs: Any, shares: Any, real: Any = True) -> Any:
     means = xp.where(real, logs, 0.0).sum(1) / xp.maximum(real.sum(), 1)
     apart = xp.where(real, logs - means[:, None], 0.0)
     apart = apart / (xp.sqrt((apart**2).sum(1))[:, None] + 1e-6)
-    # Of all pairs, less everybody with himself.
+    # All pairs without the diagonal.
     together = (shares @ apart) ** 2 - shares**2 @ apart**2
     pairs = shares.sum() ** 2 - (shares**2).sum()
-    return together.sum() >= ALIKE * pairs
+    return together.sum() >= _ALIKE_CORRELATION * pairs
 
 
 def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any, few_alike: Any) -> Any:
-    """Whether the policy's model is taken and not FedAvg's: by the gains in the logarithm of the chance it
-    `passes` on the samples kept from the policy, and on all of them it has as many right answers at least.
+    """Whether the policy's model is used instead of FedAvg's.
 
-    Few alike clients leave little to gain: there a model that may be worse is not taken.
+    Its log probabilities must pass on the samples kept from the policy, and it must have at least as many
+    right answers on all samples. With few alike clients no loss is allowed, for there is little to gain.
     """
     allowed = 1.0 - few_alike
-    return passes(gains, kept, allowed) & (mean_and_error(more_right, real)[0] >= 0)
+    return passes(gains, kept, allowed) & (_mean_and_error(more_right, real)[0] >= 0)
 
 
 def passes(gains: Any, kept: Any, allowed: Any = 1.0) -> Any:
-    """Whether the mean gain over the kept samples is no further below 0 than so many standard errors.
+    """Whether the mean gain over the kept samples is at least -`allowed` standard errors.
 
-    Gains are in the logarithm of the chance given to the right answer: by the chance itself, a model that
-    is rash and mostly wrong can pass for one that is right and not yet sure.
+    Gains are in log probability: by the probability itself, a model that is confident and mostly wrong can
+    beat one that is right and not yet confident.
 
     >>> bool(passes(np.array([-0.4, -0.5, -0.6]), np.ones(3, bool)))
     False
     """
-    mean, error = mean_and_error(gains, kept)
+    mean, error = _mean_and_error(gains, kept)
     return mean >= -allowed * error
 
 
-def mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
-    """The mean over the kept samples, and its standard error."""
+def _mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
+    """Mean over the kept samples and its standard error."""
     xp = gains.__array_namespace__()
     kept = xp.broadcast_to(xp.asarray(kept), gains.shape)
     count = xp.maximum(kept.sum(), 1)
@@ -239,31 +238,30 @@ def mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
     return mean, xp.sqrt(spread / count)
 
 
-HARM = 3.0
-"""Standard errors by which a model must be worse than the last one for the last one to stay."""
+_HARM_STANDARD_ERRORS = 3.0
+"""Standard errors by which a model must be worse than the last one to be harmful."""
 
 
-def harms(gains: Any, more_right: Any, real: Any = True) -> Any:
-    """Whether a model is clearly worse than the one that the clients started from, by its gains over it: in
-    the mean, on most samples, and in right answers.
+def is_harmful(gains: Any, more_right: Any, real: Any = True) -> Any:
+    """Whether a model is clearly worse than the last: in the mean, on most samples and in right answers.
 
-    One that forgets the few classes that its clients do not hold is worse in the mean alone: it is needed,
-    or a federation with few clients a round would never learn. One that clients with wrong labels have made
-    less sure is worse on most samples, and may be right as often. Arrays of JAX's or of NumPy's.
+    All three are needed. A model of few clients that forgets the classes they do not hold is worse in the
+    mean alone; without it such a federation never learns. A model that wrong labels made less confident is
+    worse on most samples, and may be right as often. Takes JAX or NumPy arrays.
 
     >>> less_sure, more_right = np.array([-2.0, -3.0, -2.5]), np.array([-1.0, 0.0, 0.0])
-    >>> bool(harms(less_sure, more_right)), bool(harms(less_sure, 0 * more_right))
+    >>> bool(is_harmful(less_sure, more_right)), bool(is_harmful(less_sure, 0 * more_right))
     (True, False)
-    >>> bool(harms(np.array([-2.0, 1.0, 0.5]), more_right))
+    >>> bool(is_harmful(np.array([-2.0, 1.0, 0.5]), more_right))
     False
     """
-    mean, error = mean_and_error(gains, real)
-    better, _ = mean_and_error((gains > 0) * 1.0, real)
-    righter, _ = mean_and_error(more_right, real)
-    return (mean < -HARM * error) & (better < 0.5) & (righter < 0)
+    mean, error = _mean_and_error(gains, real)
+    better, _ = _mean_and_error((gains > 0) * 1.0, real)
+    righter, _ = _mean_and_error(more_right, real)
+    return (mean < -_HARM_STANDARD_ERRORS * error) & (better < 0.5) & (righter < 0)
 
 
-class TrimmedMean(Memoryless):
+class TrimmedMean(_Memoryless):
     """Coordinate by coordinate, the mean without the `fraction` smallest and largest values."""
 
     fraction: float = eqx.field(static=True, default=0.2)
@@ -274,7 +272,7 @@ class TrimmedMean(Memoryless):
         return _by_rank(received, cut, m - cut)
 
 
-class Median(Memoryless):
+class Median(_Memoryless):
     """Coordinate by coordinate, the median."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
@@ -283,9 +281,7 @@ class Median(Memoryless):
 
 
 def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Shares]:
-    """Mean of the values ranked first..end in each coordinate; the share of a client is how much
-    of the model is made of its values.
-    """
+    """Mean of the values ranked first..end by coordinate; a client's share is its part of these values."""
     values = jnp.where(received.mask[:, None], received.models, jnp.inf)
     ranks = jnp.argsort(jnp.argsort(values, axis=0), axis=0)
     kept = (ranks >= first) & (ranks < end)
@@ -293,10 +289,8 @@ def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Share
     return model, kept.mean(1) / (end - first)
 
 
-class Krum(Memoryless):
-    """The one model nearest to its m - f - 2 nearest neighbours, f being the byzantine clients to
-    withstand.
-    """
+class Krum(_Memoryless):
+    """The model nearest to its m - f - 2 nearest neighbours; f is the number of `byzantine` clients."""
 
     byzantine: int = eqx.field(static=True, default=2)
 
@@ -312,9 +306,10 @@ class Krum(Memoryless):
         return models[chosen], jax.nn.one_hot(chosen, len(mask))
 
 
-class NearestMixing(Memoryless):
-    """Each model replaced by the mean of the m - f nearest to it, itself included, then the trimmed mean
-    without the f smallest and largest values; f is the part `byzantine` of the clients.
+class NearestMixing(_Memoryless):
+    """Replace each model by the mean of its m - f nearest, itself included, then take the trimmed mean.
+
+    f is the fraction `byzantine` of the clients; the trimmed mean leaves out f values at either end.
     """
 
     byzantine: float = eqx.field(static=True, default=0.3)
@@ -340,8 +335,8 @@ def _distances(models: Models) -> Float[Array, "entities entities"]:
     return squares[:, None] + squares[None, :] - 2 * products
 
 
-class ServerStep(Memoryless):
-    """FedAvg with the server's own step, and with momentum: FedAvgM."""
+class ServerStep(_Memoryless):
+    """FedAvg with a server step size and momentum: FedAvgM."""
 
     step_size: float = eqx.field(static=True, default=1.0)
     momentum: float = eqx.field(static=True, default=0.0)
@@ -352,44 +347,41 @@ class ServerStep(Memoryless):
         return received.next_model(decision), shares
 
 
-FIRST_DECAY, SECOND_DECAY, FLOOR = 0.9, 0.99, 1e-3
+_FIRST_DECAY, _SECOND_DECAY, _FLOOR = 0.9, 0.99, 1e-3
 
 
 class Adaptive(Aggregator):
-    """FedAdam, or FedYogi: the average update's mean over its root mean square, by coordinate.
-
-    The step and the constants are Flower's defaults.
-    """
+    """FedAdam or FedYogi, with Flower's default step size and constants."""
 
     step_size: float = eqx.field(static=True, default=0.1)
     yogi: bool = eqx.field(static=True, default=False)
 
-    def begin(self, model: Model) -> Remembered:
+    def begin(self, model: Model) -> _Memory:
         return jnp.zeros_like(model), jnp.zeros_like(model), jnp.zeros((), jnp.int32)
 
-    def step(self, received: Received, memory: Remembered) -> tuple[Model, Shares, Remembered]:
+    def step(self, received: Received, memory: _Memory) -> tuple[Model, Shares, _Memory]:
         first, second, n = memory
         shares = received.by_samples
         update = average(shares, received.models) - received.start
-        first = FIRST_DECAY * first + (1 - FIRST_DECAY) * update
+        first = _FIRST_DECAY * first + (1 - _FIRST_DECAY) * update
         square = update**2
         if self.yogi:
-            second = second - (1 - SECOND_DECAY) * square * jnp.sign(second - square)
+            second = second - (1 - _SECOND_DECAY) * square * jnp.sign(second - square)
         else:
-            second = SECOND_DECAY * second + (1 - SECOND_DECAY) * square
+            second = _SECOND_DECAY * second + (1 - _SECOND_DECAY) * square
         n = n + 1
-        # Flower corrects the means' bias in the step, and counts one round more than there were.
-        bias = jnp.sqrt(1 - SECOND_DECAY ** (n + 1)) / (1 - FIRST_DECAY ** (n + 1))
+        # Flower corrects the bias in the step size, and counts one round too many.
+        bias = jnp.sqrt(1 - _SECOND_DECAY ** (n + 1)) / (1 - _FIRST_DECAY ** (n + 1))
         rate = self.step_size * (1.0 if self.yogi else bias)
-        model = received.start + rate * first / (jnp.sqrt(second) + FLOOR)
+        model = received.start + rate * first / (jnp.sqrt(second) + _FLOOR)
         return model, shares, (first, second, n)
 
 
-class GradientShares(Memoryless):
-    """Shares by gradient on the server's loss, from FedAvg's and pulled back to them, with momentum."""
+class GradientShares(_Memoryless):
+    """Shares by gradient descent on the server's loss, regularised towards FedAvg's, with momentum."""
 
     momentum: float = eqx.field(static=True, default=0.5)
-    """How much of its last move the server repeats."""
+    """Momentum of the server."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         federation, samples = received.federation, received.samples
@@ -404,30 +396,30 @@ class GradientShares(Memoryless):
         return received.next_model(decision), shares
 
 
-STEPS, STEP_SIZE, PULL = 20, 0.5, 0.05
-"""Of the descent in the shares: a step has this length in the log shares, whatever the loss's unit is, and
-the divergence from FedAvg's shares this weight beside the loss."""
+_SHARE_STEPS, _SHARE_STEP_SIZE, _FEDAVG_PULL = 20, 0.5, 0.05
+"""Gradient descent on shares: number of steps, their length in log shares, and the weight of the divergence
+from FedAvg's shares in the loss."""
 
 
 def descend_shares(loss: Callable[[Shares], Float[Array, ""]], plain: Shares, mask: Mask) -> Shares:
-    """Shares after gradient descent on a loss of theirs, from FedAvg's `plain` ones and pulled to them."""
+    """Minimise a loss of the shares by gradient descent, starting from FedAvg's `plain` shares."""
     log_plain = jnp.where(mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
 
     def pulled(change: Shares) -> Float[Array, ""]:
         shares = masked_softmax(log_plain + change, mask)
         apart = (shares * (jnp.log(jnp.maximum(shares, 1e-12)) - log_plain)).sum()
-        return loss(shares) + PULL * apart
+        return loss(shares) + _FEDAVG_PULL * apart
 
     def descend(change, _):
         slope = jax.grad(pulled)(change)
-        return change - STEP_SIZE * slope / (jnp.linalg.norm(slope) + 1e-6), None
+        return change - _SHARE_STEP_SIZE * slope / (jnp.linalg.norm(slope) + 1e-6), None
 
-    change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, STEPS)
+    change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, _SHARE_STEPS)
     return masked_softmax(log_plain + change, mask)
 
 
-class ServerClient(Memoryless):
-    """The server trains on its own samples as the clients do, and is averaged with them by samples."""
+class ServerClient(_Memoryless):
+    """The server trains on its own samples as one more client of FedAvg."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         plain = received.by_samples
@@ -437,7 +429,7 @@ class ServerClient(Memoryless):
         return (1 - part) * average(plain, received.models) + part * own, plain
 
 
-class FineTuned(Memoryless):
+class FineTuned(_Memoryless):
     """FedAvg's aggregate, trained on the server's samples."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
@@ -446,10 +438,10 @@ class FineTuned(Memoryless):
 
 
 def _trained(received: Received, model: Model) -> tuple[Model, Float[Array, ""]]:
-    """A model after a client's epochs on the server's samples, and how many those are."""
+    """Train a model on the server's samples; return it and the number of samples."""
     federation, samples, key = received.federation, received.samples, received.key
     real = samples.shown | samples.kept
-    # The real ones first, as clients have theirs.
+    # Real samples first, as in `Owned`.
     places = samples.places[jnp.argsort(~real)]
     count = real.sum()
     owned = Owned(federation.images, places, federation.labels[places], count)
@@ -457,16 +449,16 @@ def _trained(received: Received, model: Model) -> tuple[Model, Float[Array, ""]]
 
 
 class EpisodeRecord(eqx.Module):
-    """Accuracies of the aggregate and shares of the clients, round by round."""
+    """Accuracy of the aggregate and shares of the clients in each round."""
 
     evaluated: Float[Array, "*batch time"]
-    """On the server's evaluation set: the reward."""
+    """Accuracy on the server's evaluation set: the reward."""
     tested: Float[Array, "*batch time"]
-    """On its test set."""
+    """Accuracy on the test set."""
     shares: Float[Array, "*batch time entities"]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each task and round of a record of tasks, with a column for each client's share."""
+        """One row per task and round, with a column for each client's share."""
         tasks, rounds = self.tested.shape
         columns = {
             "task": np.repeat(np.arange(tasks), rounds),
@@ -481,7 +473,7 @@ class EpisodeRecord(eqx.Module):
 def receive(
     federation: Federation, task: Task, state: FederationState, key: PRNGKeyArray
 ) -> Received:
-    """What the server has received in a state."""
+    """Collect what the server knows in a state."""
     return Received(
         state.models,
         federation.observe(task, state),
@@ -500,9 +492,9 @@ def receive(
 def run_episodes(
     federation: Federation, aggregator: Aggregator, tasks: Task, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
-    """One episode of every task with its own key, tested every round: arrays (tasks, time, ...).
+    """Run one episode of every task, each with its own key, and test the aggregate in every round.
 
-    The same key gives the same first model and the same batches.
+    Equal keys give equal initial models and batches, so that aggregators can be compared in pairs.
     """
 
     def episode(task, key):

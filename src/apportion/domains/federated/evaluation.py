@@ -1,10 +1,9 @@
-"""Training an aggregation policy, and trying it in federations of clients it never saw.
+"""Train an aggregation policy and test it in federations of unseen clients.
 
-What counts is the test accuracy of the aggregate against FedAvg's, paired by task, after the last
-round and on average over the rounds; of a policy for every kind of federation, also the worst kind.
-A certificate bets on its gains federation by federation: each is dealt anew, of a kind drawn at random, out
-of images and clients that training never saw; rounds of one are autocorrelated, so that a federation is
-one gain: the difference of both test accuracies after its last round, on the same batches.
+The measure is the test accuracy of the aggregate minus FedAvg's, paired by task, after the last round and
+averaged over the rounds; for a policy of many kinds, also its worst kind. A certificate bets on one gain
+for each federation: the difference of both test accuracies after the last round, on the same batches.
+Each federation is of a random kind, with clients and images that training never saw.
 """
 
 from collections.abc import Mapping
@@ -46,28 +45,28 @@ from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 
-UNSEEN_CLIENTS = 10
-"""In each federation that a policy for every kind is tried in."""
+_UNSEEN_CLIENTS = 10
+"""Clients of each federation in which a policy of many kinds is tested."""
 BASELINES: dict[str, Aggregator] = {
     "fedavg": BySamples(),
     "fedavgm": ServerStep(momentum=0.7),
     "median": Median(),
     "trimmed-mean": TrimmedMean(),
 }
-"""What a policy can be certified against."""
+"""Aggregators that a policy can be certified against."""
 _SEEDS = 10**6
-"""Seeds of the federations that are certified on begin here, far from those of training and tests."""
+"""First seed of federations for certificates, far from those of training and tests."""
 
 
 def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:
-    """How to train one policy for federations of every kind, and to try it in unseen ones."""
+    """Prepare to train one policy for many kinds of federations and to test it in unseen ones."""
     kinds = kinds_of(settings.kinds)
 
     def run(on_chunk: OnChunk, resume: Resume) -> JobResult:
         chunks = Chunks(settings.chunk, on_chunk=on_chunk)
         policy = train_mixture(settings, digits, chunks=chunks, state=resume)
         seeds = range(settings.seed, settings.seed + settings.unseen)
-        wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
+        wanted = [(kind, _UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
 
         def test() -> tuple[JobResult, np.ndarray]:
             world, tasks = unseen_world(settings, digits, wanted)
@@ -90,7 +89,7 @@ def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:
 
 
 def prepare_paper(settings: PPOSettings, digits: Digits) -> PreparedJob:
-    """How to train the paper's policy on its own split, and to try it on unseen tasks."""
+    """Prepare to train the paper's policy on its own split and to test it on unseen tasks."""
     federation, [(own, unseen)] = paper_world(settings, digits, [settings.seed])
 
     def run(on_chunk: OnChunk, resume: Resume) -> JobResult:
@@ -121,9 +120,9 @@ def _about_data(settings: FederationSettings, digits: Digits) -> dict[str, Any]:
 def _both(
     policy: Policy, other: Aggregator, federation: Federation, tasks: Task, seed: int
 ) -> list[EpisodeRecord]:
-    """What came of a policy and of another aggregator in all tasks, on the same batches.
+    """Run a policy and another aggregator in all tasks, on the same batches.
 
-    Without samples of the server's there is no gate. A task's key is its own, however many tasks there are.
+    Without server samples there is no gate. A task's key does not depend on the number of tasks.
     """
     key = jax.random.key(seed)
     keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
@@ -142,7 +141,7 @@ def _compared(
     federation: Federation,
     tasks: Task,
 ) -> tuple[JobResult, np.ndarray]:
-    """How the policy does beside FedAvg, and each task's gain in the last round."""
+    """Compare the policy with FedAvg; return the result and each task's gain in the last round."""
     learned, plain = _both(policy, fedavg, federation, tasks, settings.seed)
     ours, theirs = (np.asarray(each.tested, float) for each in (learned, plain))
     last, mean = compare(ours[:, -1], theirs[:, -1]), compare(ours.mean(1), theirs.mean(1))
@@ -196,8 +195,9 @@ def federation_gains(
     federations: int,
     max_gain: float,
 ) -> Gains:
-    """A policy's gains over an aggregator of `BASELINES` in federations of clients it never saw; asking for
-    more of them goes on from the same first ones.
+    """Compute a policy's gains over one of `BASELINES` in unseen federations.
+
+    More federations extend fewer: the first ones stay the same.
 
     `about` was saved with the policy, `settings` are those of its training, `digits` are full-size images.
     """
@@ -221,7 +221,7 @@ def federation_gains(
         first, wanted = _SEEDS * (1 + settings.seed), []
         for n in range(federations):
             kind = np.random.default_rng([settings.seed, n]).choice(about["kinds"])
-            wanted.append((str(kind), UNSEEN_CLIENTS, first + n))
+            wanted.append((str(kind), _UNSEEN_CLIENTS, first + n))
         world, tasks = unseen_world(settings, digits, wanted)
     both = _both(policy, BASELINES[name], world, tasks, settings.seed + _SEEDS)
     ours, theirs = (np.asarray(each.tested[:, -1], float) for each in both)

@@ -1,12 +1,12 @@
 """Federated learning as an allocation problem: shares a_{i,n} average the clients' models v_{i,n}.
 
-A round: every client trains from the aggregate, the server scores the submitted models on its
-evaluation set, the policy sees the last H scores of each, and R_t = L(sum_i a_i v_i), the accuracy
-of the aggregate. The state holds the models just submitted, so that nothing is trained twice; an
-episode is one scan, and many of them one `vmap`. What clients train is in `clients.py`.
+In a round every client trains from the aggregate, the server scores the submitted models on its evaluation
+set, the policy sees the last H scores of each, and the reward is R_t = L(sum_i a_i v_i), the aggregate's
+accuracy. The state holds the models just submitted; an episode is one scan, and many episodes one `vmap`.
+`clients.py` has the clients' training.
 
-A world is a federation with its tasks: the paper's (`paper_world`), or federations of many kinds: those
-that a policy learns from (`training_world`), those of other clients that it is tried in (`unseen_world`).
+A world is a federation with its tasks: the paper's (`paper_world`), or many kinds of federations for
+training (`training_world`) and for tests on other clients (`unseen_world`).
 """
 
 import math
@@ -59,12 +59,12 @@ from apportion.tasks import Task
 
 Model = Float[Array, " parameters"]
 Models = Float[Array, "entities parameters"]
-HELD = 0.35
-"""The part of the training federations' images for their server."""
+_SERVER_FRACTION = 0.35
+"""Fraction of the training federations' images that belongs to their server."""
 
 
 class ServerSamples(eqx.Module):
-    """The server's own samples in an episode: what the policy may see, and what the gate keeps."""
+    """The server's samples in an episode: those that the policy sees and those kept for the gate."""
 
     places: Int[Array, " samples"]
     shown: Bool[Array, " samples"]
@@ -72,7 +72,7 @@ class ServerSamples(eqx.Module):
 
 
 class FederationState(eqx.Module):
-    """The round, the aggregate, the models trained from it, and what the policy sees of them."""
+    """The round, the aggregate, the models trained from it, and the policy's view of them."""
 
     n: Int[Array, ""]
     aggregate: Model
@@ -80,11 +80,11 @@ class FederationState(eqx.Module):
     history: Float[Array, "entities window channels"]
     held: Float[Array, " entities"]
     present: Bool[Array, " entities"]
-    """Who took part in the round."""
+    """Clients that took part in the round."""
     absent: Float[Array, " entities"]
-    """Rounds that have gone by without each client."""
+    """Rounds since each client last took part."""
     move: Model
-    """The aggregate less the one before it."""
+    """Last change of the aggregate."""
     server: ServerSamples
 
 
@@ -93,19 +93,19 @@ class Federation(Problem):
 
     Parameters
     ----------
-    digits, partition
-        The data, and who holds which of it.
-    settings
-        What the clients train and how, and what the server shows the policy.
-    sets
+    digits, partition : Digits, Partition
+        The images, and which client holds which of them.
+    settings : FederationSettings
+        The clients' training and the policy's state.
+    sets : {"disjoint", "paper"}
         `disjoint`: no image is in both sets; `paper`: the test set is all the server's images.
-    participation
-        The part of a task's clients that takes part in a round, others each time.
-    drawn
-        Between how many and how many of the evaluation images are the server's own in an episode, others
-        each time; all of them unless given.
-    gate
-        Whether a quarter of them is kept from the policy, for the gate to judge it by.
+    participation : float
+        Fraction of a task's clients that takes part in a round, drawn in every round.
+    drawn : tuple of int, optional
+        Fewest and most evaluation images that the server has in an episode, drawn in every episode; all
+        of them by default.
+    gate : bool
+        Whether a quarter of the server's images is kept from the policy, for the gate.
     """
 
     images: Float[Array, "samples side side"]
@@ -130,7 +130,7 @@ class Federation(Problem):
     block: int = eqx.field(static=True)
     participation: float = eqx.field(static=True)
     whole: bool = eqx.field(static=True)
-    """Whether everybody takes part in every round."""
+    """Whether all clients take part in every round."""
     classes: int = eqx.field(static=True)
     drawn: tuple[int, int] | None = eqx.field(static=True)
     gate: bool = eqx.field(static=True)
@@ -155,7 +155,7 @@ class Federation(Problem):
         self.identities = jnp.asarray(partition.identities, jnp.int32)
         self.comes = jnp.asarray(partition.comes, jnp.float32)
         self.stays = jnp.asarray(partition.stays, jnp.float32)
-        self.evaluation, self.test = server_sets(digits, settings, sets, seed=settings.seed)
+        self.evaluation, self.test = _server_sets(digits, settings, sets, seed=settings.seed)
         self.learning_rate = jnp.asarray(settings.client_rate, float)
         self.state = STATES[settings.state]
         models = {"convolutional": Convolutional, "perceptron": Perceptron}
@@ -180,7 +180,7 @@ class Federation(Problem):
 
     @property
     def channels(self) -> int:
-        """Channels of the history that the policy reads."""
+        """Channels of the policy's state."""
         return self.state.channels
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> FederationState:
@@ -222,7 +222,7 @@ class Federation(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Step:
-        # Of the clients that the policy apportioned among, those of the round divide what the absent had.
+        # Present clients divide the shares of absent ones.
         shares = jnp.where(state.present, allocation, 0.0)
         shares = shares if self.whole else shares / jnp.maximum(shares.sum(), 1e-12)
         aggregate = average(shares, state.models)
@@ -237,19 +237,19 @@ class Federation(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Step:
-        """Collect the accuracy of an aggregate however it was made, and train the next round."""
+        """Reward an aggregate with its accuracy and train the next round's models from it."""
         reward = self.correct(aggregate[None, :], self.evaluation).sum()
         following = self._round(task, state, aggregate, shares, key)
         return Step(following, reward, jnp.array(False), following.n >= self.horizon)
 
     def test_accuracy(self, model: Model) -> Float[Array, ""]:
-        """Accuracy on the images kept for the end."""
+        """Accuracy on the test set."""
         return self.correct(model[None, :], self.test).sum()
 
     def _round(self, task, last, aggregate, held, key) -> FederationState:
         move, n = aggregate - last.aggregate, last.n + 1
         present, slots = self._participants(task, n, key)
-        # A client's batches depend on who it is, not on its place in the task.
+        # A client's batches depend on its identity, not on its position in the task.
         members = task.members[slots]
         keys = jax.vmap(lambda name: jax.random.fold_in(key, name))(self.identities[members])
         trained = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(members, keys)
@@ -277,15 +277,15 @@ class Federation(Problem):
         )
 
     def _participants(self, task: Task, n: Int[Array, ""], key: PRNGKeyArray):
-        """Who takes part in round n, as a mask and as places; as many places as the largest task needs."""
+        """Clients of round n, as a mask and as positions; the number of positions is static."""
         here = task.mask
         if not self.whole:
-            # In the middle of the round, where rounding decides nothing.
+            # The middle of the round, safe from rounding.
             lived = ((n + 0.5) / self.horizon - self.comes[task.members]) % 1.0
             here = here & (lived < self.stays[task.members])
         if self.participation == 1:
             return here, jnp.arange(task.width)
-        # No client has this number, so that nobody's batches decide who takes part.
+        # No client has this identity, so the draw is independent of all batches.
         chance = jax.random.uniform(jax.random.fold_in(key, 2**31 - 1), (task.width,))
         order = jnp.argsort(jnp.where(here, chance, 2.0))
         count = jnp.ceil(self.participation * here.sum())
@@ -293,29 +293,24 @@ class Federation(Problem):
         return present, order[: math.ceil(self.participation * task.width)]
 
     def train(self, model: Model, client: Int[Array, ""], *, key: PRNGKeyArray) -> Model:
-        """A client's epochs of SGD from the aggregate, in its own random order; an attacker sends its
-        update multiplied.
-        """
+        """Train a client from the aggregate; an attacker multiplies its update."""
         labels, count = self.local_labels[client], self.counts[client]
         owned = Owned(self.images, self.index[client], labels, count)
         return model + self.factors[client] * (self.descend(model, owned, key=key) - model)
 
     def descend(self, model: Model, owned: Owned, *, key: PRNGKeyArray) -> Model:
-        """The model after a client's epochs of SGD on these images."""
+        """Train a model on these images as a client does."""
         sizes = {"epochs": self.epochs, "batch": self.batch}
         return descend(self.model, model, owned, **sizes, learning_rate=self.learning_rate, key=key)
 
     def chances(
         self, models: Models, chosen: Int[Array, " chosen"]
     ) -> Float[Array, "entities chosen"]:
-        """The chance that each model gives to the right class of each of the chosen images."""
+        """Probability that each model gives to the right class of each chosen image."""
         return self.answers(models, chosen)[0]
 
     def answers(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
-        """The `chances`, and whether the likeliest class is the right one, 1 or 0.
-
-        Memory is bounded by a block of images, however many models there are.
-        """
+        """The `chances`, and whether the most likely class is right; computed in blocks of images."""
         size = chosen.shape[0]
         blocks = -(-size // min(self.block, size))
         length = -(-size // blocks)
@@ -343,15 +338,15 @@ class Federation(Problem):
         return -jnp.log(self.chances(model[None, :], chosen) + 1e-9).mean()
 
     def correct(self, models: Models, chosen: Int[Array, " chosen"]) -> Float[Array, "entities _"]:
-        """The part of the chosen images that is of a class and that each model gets right."""
+        """Fraction of the chosen images that is of a class and that each model gets right."""
         _, right = self.answers(models, chosen)
         return right @ jax.nn.one_hot(self.labels[chosen], self.classes) / chosen.shape[0]
 
 
-def server_sets(
+def _server_sets(
     digits: Digits, settings: FederationSettings, sets: Literal["disjoint", "paper"], *, seed: int
 ) -> tuple[Int[Array, " evaluation"], Int[Array, " test"]]:
-    """The server's images that models are scored on, and those that the aggregate is tested on."""
+    """Draw the evaluation and the test set from the server's images."""
     pool = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
     evaluation, test = settings.evaluation, settings.test
     needed = evaluation + (test if sets == "disjoint" else 0)
@@ -365,15 +360,15 @@ def server_sets(
 
 
 def sets_of(federation: Federation) -> tuple[PyTree, PyTree]:
-    """The leaves that differ by run where they are `redrawn`."""
+    """The leaves that `redrawn` replaces."""
     return federation.evaluation, federation.test
 
 
 def redrawn(
     federation: Federation, digits: Digits, settings: PPOSettings, seeds: Sequence[int]
 ) -> tuple[Federation, PyTree]:
-    """The federation with sets of the server's drawn anew for each of these runs, and its axes."""
-    drawn = [server_sets(digits, settings, settings.sets, seed=seed) for seed in seeds]
+    """Give each run its own evaluation and test sets; return the federation and its `vmap` axes."""
+    drawn = [_server_sets(digits, settings, settings.sets, seed=seed) for seed in seeds]
     stacked = tuple(map(jnp.stack, zip(*drawn, strict=True)))
     shared = jax.tree.map(lambda _: None, federation)
     axes = eqx.tree_at(sets_of, shared, (0, 0), is_leaf=lambda leaf: leaf is None)
@@ -383,9 +378,7 @@ def redrawn(
 def paper_world(
     settings: PPOSettings, digits: Digits, seeds: Sequence[int]
 ) -> tuple[Federation, list[tuple[Task, Task]]]:
-    """The paper's federation out of full-size digits: for each of the seeds its training and unseen tasks,
-    of clients that the seed deals anew.
-    """
+    """Build the paper's federation and, for each seed, training and unseen tasks of its own clients."""
     digits = digits.pooled(settings.pooling)
     deals = {
         seed: paper_split(
@@ -409,14 +402,14 @@ def paper_world(
 
 
 def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federation, Task]:
-    """Federations of all kinds asked for, small ones and large ones.
+    """Build federations of the settings' kinds and sizes for training.
 
-    Training and unseen federations share no image. The training world has a server of its own, whose
-    images are clients' images too; the server's images proper are for the unseen world alone.
+    Training and unseen federations share no image: the server of the training world holds a part of the
+    clients' images, and the server's own images are for the unseen world.
     """
     digits = digits.pooled(settings.pooling)
     places, _ = halves(digits)
-    held = places[len(places) - int(HELD * len(places)) :]
+    held = places[len(places) - int(_SERVER_FRACTION * len(places)) :]
     server = np.zeros(len(digits.labels), bool)
     server[held] = True
     fewest, most = settings.server_samples
@@ -442,17 +435,19 @@ def unseen_world(
     samples: int | None = None,
     participation: float = 1.0,
 ) -> tuple[Federation, Task]:
-    """Federations of clients and images that training never sees, a task each.
+    """Build federations of clients and images that training never sees, one task each.
 
     Parameters
     ----------
-    wanted
-        The kind, number of clients and seed of each.
-    samples
-        Images of the server's own, `settings.evaluation` unless given; each episode draws others out of
-        half as many more.
-    participation
-        The part of a federation's clients that takes part in a round.
+    settings, digits : FederationSettings, Digits
+        As in `Federation`; the digits are at full size.
+    wanted : sequence of (str, int, int)
+        Kind, number of clients and seed of each federation.
+    samples : int, optional
+        Images of the server, `settings.evaluation` by default; each episode draws them from half as many
+        more.
+    participation : float
+        Fraction of a federation's clients that takes part in a round.
     """
     digits = digits.pooled(settings.pooling)
     _, places = halves(digits)

@@ -1,11 +1,10 @@
 """A policy that starts as FedAvg: shares = softmax(log FedAvg's share + f(x_i)), f zero at first.
 
-Pooled over the clients, the same network also decides how far the server goes along the average
-update, eta in [least, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
-that v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}) is FedAvg's model.
+Pooled over the clients, the same network also decides the server's step eta in [least, 3] and momentum mu
+in [0, .9]: v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}). They start as 1 and 0, which
+is FedAvg.
 
-Two such policies come with the package, kilobytes each, trained on every kind of federation as `apportion
-train federated` does; docs/tutorials/flower.md has their cards.
+The package contains two trained policies; docs/tutorials/flower.md has their model cards.
 """
 
 import hashlib
@@ -25,12 +24,12 @@ from apportion.recurrence import Features, History, Recurrence
 from apportion.runs.policy_file import load_policy
 from apportion.simplex import Allocation, Head, Logits, Mask
 
-LEAST_STEP, MOST_STEP = 0.5, 3.0
-MOST_MOMENTUM = 0.9
+_LEAST_STEP, _MOST_STEP = 0.5, 3.0
+_MOST_MOMENTUM = 0.9
 
 
 class Decision(eqx.Module):
-    """What a server does with a round's models."""
+    """Shares, server step and server momentum of a round."""
 
     shares: Float[Array, " entities"]
     step: Float[Array, ""]
@@ -42,13 +41,13 @@ class Decision(eqx.Module):
         start: Float[Array, " parameters"],
         move: Float[Array, " parameters"],
     ) -> Float[Array, " parameters"]:
-        """The next aggregate, from the clients' models, the last aggregate and its last move."""
+        """Compute the next aggregate from the clients' models, the last aggregate and its last change."""
         mean = average(self.shares, models)
         return start + self.step * (mean - start) + self.momentum * move
 
 
-class ClientFeatures(eqx.Module):
-    """What `encode` makes of the clients: hidden features, and the log of FedAvg's shares."""
+class _ClientFeatures(eqx.Module):
+    """Hidden features of the clients, pooled features, and the log of FedAvg's shares."""
 
     own: Features
     pooled: Float[Array, " pooled"]
@@ -56,22 +55,24 @@ class ClientFeatures(eqx.Module):
 
 
 class AggregationPolicy(LogitPolicy):
-    """Shares around FedAvg's, with the server's step and momentum; it serves any number of clients.
+    """Shares relative to FedAvg's, with the server's step and momentum, for any number of clients.
 
-    A client's history is read by a recurrent network, and judged beside what all clients have in common.
+    A recurrent network reads each client's history; a second layer combines it with the mean over clients.
 
     Parameters
     ----------
-    channels
-        Channels of the state, of which the first is the log of FedAvg's share (`Invariant`, `Blind`).
-    hidden
+    channels : int
+        Channels of the state; the first is the log of FedAvg's share (`Invariant`, `Blind`).
+    hidden : int
         Units of each layer.
-    relative
-        Whether clients are also read relative to each other: every channel a second time by the client's
-        standing, and all of them pooled by their spread beside their mean.
-    least_step
-        The shortest step of the server's. Learning sees one round ahead, and there short steps look well:
-        they average the clients' noise away, and cost speed in later rounds only.
+    relative : bool
+        Whether to add every channel standardised over the clients, and to pool by the spread as well as
+        by the mean.
+    least_step : float
+        Lower bound on the server's step. Training looks one round ahead and so prefers short steps, which
+        average the clients' noise and cost speed only in later rounds.
+    head : Head, optional
+        Bounds on the shares.
 
     Examples
     --------
@@ -100,7 +101,7 @@ class AggregationPolicy(LogitPolicy):
         hidden: int = 16,
         *,
         relative: bool = False,
-        least_step: float = LEAST_STEP,
+        least_step: float = _LEAST_STEP,
         head: Head | None = None,
         key: PRNGKeyArray,
     ):
@@ -118,8 +119,8 @@ class AggregationPolicy(LogitPolicy):
         self.score, self.server = jnp.zeros(hidden), jnp.zeros(((1 + relative) * hidden, 2))
         self.head = Head() if head is None else head
 
-    def encode(self, history: History, mask: Mask) -> ClientFeatures:
-        # The network gets the share in units of an equal one; rounds not yet lived are all zero.
+    def encode(self, history: History, mask: Mask) -> _ClientFeatures:
+        # The share in units of an equal share; rounds before the first are zero.
         log_share = history[:, -1, 0]
         lived = mask[:, None] & (history[..., 0] != 0)
         apart = jnp.where(lived, history[..., 0] + jnp.log(mask.sum()), 0.0)
@@ -130,7 +131,7 @@ class AggregationPolicy(LogitPolicy):
         middle = self._pooled(own, mask)
         both = jax.vmap(lambda h: jnp.tanh(self.joint(jnp.concatenate([h, middle]))))(own)
         pooled = self._pooled(both, mask)
-        return ClientFeatures(both, pooled, log_share)
+        return _ClientFeatures(both, pooled, log_share)
 
     def _pooled(self, own: Features, mask: Mask) -> Float[Array, " pooled"]:
         middle = _mean(own, mask)
@@ -139,37 +140,37 @@ class AggregationPolicy(LogitPolicy):
         variance = _mean((own - middle[None]) ** 2, mask)
         return jnp.concatenate([middle, jnp.sqrt(variance + 1e-6)])
 
-    def logits(self, features: ClientFeatures, held: Allocation, mask: Mask) -> Logits:
+    def logits(self, features: _ClientFeatures, held: Allocation, mask: Mask) -> Logits:
         return features.log_share + features.own @ self.score
 
     def decide(self, observation: Observation, mask: Mask) -> Decision:
-        """The shares with the server's step and momentum."""
+        """Decide shares, step and momentum of a round."""
         features = self.encode(observation.history, mask)
         shares = self.allocate(features, observation.held, mask, observation.bounds)
         log_step, momentum = features.pooled @ self.server
-        bounds = jnp.log(jnp.array([self.least_step, MOST_STEP]))
+        bounds = jnp.log(jnp.array([self.least_step, _MOST_STEP]))
         return Decision(
             shares,
             jnp.exp(_within(log_step, bounds[0], bounds[1])),
-            _within(momentum, 0.0, MOST_MOMENTUM),
+            _within(momentum, 0.0, _MOST_MOMENTUM),
         )
 
 
 def _mean(values: Array, mask: Mask) -> Array:
-    """Over the real clients."""
+    """Mean over the real clients."""
     real = mask.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.where(real, values, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
 
 
 def _standing(seen: History, mask: Mask) -> History:
-    """Each channel less its mean over the clients, in units of its spread over them, at most 3."""
+    """Standardise each channel over the clients, clipped at 3."""
     apart = seen - _mean(seen, mask)[None]
     spread = jnp.sqrt(_mean(apart**2, mask))[None]
     return jnp.where(mask[:, None, None], jnp.clip(apart / (spread + 1e-3), -3.0, 3.0), 0.0)
 
 
 def _within(value: Array, low: Array | float, high: Array | float) -> Array:
-    """The value held within bounds, its slope as if it were not: at a bound learning goes on."""
+    """Clip a value but keep its gradient, so that learning goes on at a bound."""
     return value + jax.lax.stop_gradient(jnp.clip(value, low, high) - value)
 
 
@@ -178,18 +179,18 @@ FOLDER = Path(__file__).parent / "policy_files"
 
 @cache
 def shipped_policy() -> AggregationPolicy:
-    """The shipped policy, for the state `invariant` over five rounds."""
+    """Load the shipped policy, for the state `invariant` over five rounds."""
     return _load(FOLDER)
 
 
 def shipped_fingerprint() -> str:
-    """A short digest of the shipped policy, to tell results of one from those of another."""
+    """Short digest of the shipped policy, for the provenance of results."""
     return hashlib.sha256((FOLDER / "policy.safetensors").read_bytes()).hexdigest()[:16]
 
 
 @cache
 def shipped_blind_policy() -> AggregationPolicy:
-    """The one for servers without samples, for the state `blind` over five rounds."""
+    """Load the shipped policy for servers without samples, for the state `blind` over five rounds."""
     return _load(FOLDER / "blind")
 
 

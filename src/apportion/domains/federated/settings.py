@@ -13,13 +13,13 @@ from apportion.errors import InputError
 if TYPE_CHECKING:
     from apportion.priority import Priority
 
-FEDAVG_VARIANCE = 0.005
-"""Of the aggregate's accuracy over an episode of FedAvg, which climbs from .55 to .90 in 50 rounds."""
+_FEDAVG_VARIANCE = 0.005
+"""Variance of the accuracy over an episode of FedAvg, which rises from .55 to .90 in 50 rounds."""
 
 
 @dataclass(frozen=True)
 class FederationSettings(TrainingSettings):
-    """What both learners read: the clients, what they train, and what the server shows the policy.
+    """Settings of both learners: the clients, their training, and the policy's state.
 
     The defaults suit two cores and small digits.
     """
@@ -153,7 +153,7 @@ class PPOSettings(FederationSettings):
 
     def priority(self, first_score: float | None = None) -> "Priority":
         """Scores begin on the scorer's own scale: beside 1, no variance of accuracies would count."""
-        usual = FEDAVG_VARIANCE if self.scorer == "reward-variance" else 1.0
+        usual = _FEDAVG_VARIANCE if self.scorer == "reward-variance" else 1.0
         return super().priority(usual if first_score is None else first_score)
 
 

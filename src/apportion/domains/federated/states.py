@@ -1,9 +1,9 @@
-"""What the server shows the policy of each client, x_{i,n} = f(v_{i,n}): never the data.
+"""What the policy sees of each client, x_{i,n} = f(v_{i,n}): functions of its model, never of its data.
 
 The paper's state is the accuracy of the client's model on the server's evaluation set (`Raw`). `Invariant`
-is what the default policy sees: it knows samples, not classes, so that calling the classes by other
-names changes nothing, and it serves any number of classes and any score. `Blind` is its part that
-needs no samples. `Rich` is the one that the study of the paper's Figure 6 has beside the paper's.
+is the default. It depends on samples and not on classes: renaming classes changes nothing, and any number
+of classes or any score serves. `Blind` is the part of it that needs no samples. `Accuracy` and `Rich` are
+variants of the paper's state for Figure 6.
 """
 
 from abc import abstractmethod
@@ -21,62 +21,62 @@ Channels = Float[Array, "entities channels"]
 
 
 class SampleScores(eqx.Module):
-    """The chance each model gives to the right answer, for each of the server's samples."""
+    """Probability of the right answer to each of the server's samples."""
 
     models: Float[Array, "entities samples"]
     towards: Float[Array, "entities samples"]
-    """Of FedAvg's aggregate moved a quarter of the way to the client's model."""
+    """FedAvg's aggregate moved a quarter of the way to the client's model."""
     fedavg: Float[Array, " samples"]
-    """Of FedAvg's aggregate."""
+    """FedAvg's aggregate."""
     before: Float[Array, " samples"]
-    """Of the aggregate that the clients started from."""
+    """The aggregate that the clients started from."""
     shown: Bool[Array, " samples"]
     """The samples that the policy may see; the others are for the gate."""
 
 
 class ClassScores(eqx.Module):
-    """How the models do on the evaluation set, class by class."""
+    """Accuracy on the evaluation set by class."""
 
     correct: Float[Array, "entities classes"]
-    """The part of the set that is of a class and rightly classified."""
+    """Fraction of the set that is of a class and classified correctly."""
     frequency: Float[Array, " classes"]
-    """The part of the set that is of a class."""
+    """Fraction of the set that is of a class."""
 
 
 class Submission(eqx.Module):
-    """A round's models as the server scores them, and what it knows of the clients without samples."""
+    """What the server knows of a round: updates, counts, absences, and scores of the models."""
 
     updates: Float[Array, "entities parameters"]
-    """Each model less the aggregate it started from."""
+    """Each model minus the aggregate it started from."""
     mask: Bool[Array, " entities"]
     counts: Float[Array, " entities"]
-    """Samples each client says it holds."""
+    """Number of samples that each client reports."""
     absent: Float[Array, " entities"]
-    """Rounds that went by without it since it last took part."""
+    """Rounds since each client last took part."""
     move: Float[Array, " parameters"]
-    """The aggregate less the one before, in the coordinates of the updates."""
+    """Last change of the aggregate, in the coordinates of the updates."""
     n: Float[Array, ""]
-    """Rounds before this one."""
+    """Number of rounds before this one."""
     scores: SampleScores | ClassScores | None
-    """What the state reads of how the models do."""
+    """The scores that the state reads."""
 
     def centred(self, values: Channels) -> Channels:
-        """Values less their mean over the clients: what sets a client apart."""
+        """Subtract the mean over the clients."""
         mask = self.mask[:, None]
         mean = jnp.where(mask, values, 0.0).sum(0) / mask.sum()
         return jnp.where(mask, values - mean, 0.0)
 
 
 class ClientState(eqx.Module):
-    """One round's channels of each client."""
+    """Maps a round's submission to channels of each client."""
 
     channels: ClassVar[int]
     reads: ClassVar[Literal["classes", "samples", "nothing"]]
-    """How it wants the models scored."""
+    """Which scores it needs."""
 
     @abstractmethod
     def __call__(self, submission: Submission) -> Channels:
-        """The channels of every client."""
+        """Compute the channels of every client."""
 
 
 class Raw(ClientState):
@@ -101,9 +101,7 @@ class Accuracy(ClientState):
 
 
 class Rich(ClientState):
-    """`Accuracy`; the accuracy on each class less its mean over the clients; and the log norm of each
-    update and its cosine with the mean update, centred.
-    """
+    """`Accuracy`, accuracy by class, and the update's log norm and cosine to the mean one, all centred."""
 
     channels = 1 + CLASSES + 2
     reads = "classes"
@@ -123,39 +121,39 @@ class Rich(ClientState):
 
 
 QUARTER = 0.25
-"""How far towards each client's model FedAvg's aggregate is scored."""
-LARGEST = 10.0
-"""No client's samples count for more than this many times the median count."""
+"""Step from FedAvg's aggregate towards each client's model at which it is scored."""
+_MAX_COUNT_RATIO = 10.0
+"""Cap on sample counts, as a multiple of the median count."""
 
 
-def lower_median(values: Any, mask: Any) -> Any:
-    """The middle one of the real values, the lower of two."""
+def _lower_median(values: Any, mask: Any) -> Any:
+    """Median of the real values, the lower of two."""
     xp = values.__array_namespace__()
     return xp.sort(xp.where(mask, values, xp.inf))[(mask.sum() - 1) // 2]
 
 
 def shares_by_samples(counts: Any, mask: Any) -> Any:
-    """FedAvg's shares; a count is capped, for claiming samples is the way to take a federation over.
+    """FedAvg's shares with capped counts, so that no client dominates by reporting many samples.
 
-    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+    Takes JAX arrays (simulator) or NumPy arrays (Flower).
     """
     xp = counts.__array_namespace__()
     real = xp.where(mask, counts, 0.0)
-    capped = xp.minimum(real, LARGEST * lower_median(real, mask))
+    capped = xp.minimum(real, _MAX_COUNT_RATIO * _lower_median(real, mask))
     return capped / xp.maximum(capped.sum(), 1e-12)
 
 
 def average(
     shares: Float[Array, " entities"], models: Float[Array, "entities parameters"]
 ) -> Float[Array, " parameters"]:
-    """sum_i a_i v_i, in full precision also where products are faster without."""
+    """Compute sum_i a_i v_i in full precision."""
     return jnp.matmul(shares, models, precision="highest")
 
 
 class Blind(ClientState):
-    """Geometry and counts: what a server without samples knows of each client.
+    """Geometry of the updates and sample counts, for a server without samples.
 
-    The first channel is the log of FedAvg's share, which `AggregationPolicy` builds on.
+    The first channel is the log of FedAvg's share, as `AggregationPolicy` expects.
     """
 
     channels = 9
@@ -168,7 +166,7 @@ class Blind(ClientState):
         log_share = jnp.log(jnp.maximum(share, 1e-12))
         updates = jnp.where(mask[:, None], submission.updates, 0.0)
         norms = jnp.linalg.norm(updates, axis=-1)
-        norm = jnp.log((norms + 1e-12) / (lower_median(norms, mask) + 1e-12))
+        norm = jnp.log((norms + 1e-12) / (_lower_median(norms, mask) + 1e-12))
         directions = updates / (norms + 1e-12)[:, None]
         mean = average(share, updates)
         pairs = jnp.matmul(directions, directions.T, precision="highest")
@@ -194,9 +192,9 @@ class Blind(ClientState):
 
 
 class Invariant(ClientState):
-    """`Blind`, and how the client's model does on the server's samples, whatever their classes.
+    """`Blind`, and the scores of the client's model on the server's samples, whatever their classes.
 
-    Samples that most models get wrong count for more: who gets those right holds rare data.
+    Samples that most models get wrong have more weight: a model that gets them right comes from rare data.
     """
 
     channels = Blind.channels + 8
@@ -234,4 +232,4 @@ STATES: dict[str, ClientState] = {
     "accuracy": Accuracy(),
     "rich": Rich(),
 }
-"""By their names in the settings."""
+"""States by their names in the settings."""

@@ -1,12 +1,10 @@
 """Training aggregation policies: the paper's PPO, and direct gradient through the aggregation.
 
-`train_paper_policies` is the paper's learning on its own split: runs differ in seed and method, single-task
-learning is a run whose tasks are all the same one, uniform multi-task learning is alpha = 0.
-`train_mixture` makes one policy for federations of every kind by `ThroughRounds`:
-theta <- theta - grad sum_n L(v_{n+1}), round by round. The loss of the aggregate is differentiated by the
-policy's shares, step and momentum. Between rounds the gradient stops: carrying it through the clients' own
-training costs twice the time and was not better. The reward is minus the loss, beside FedAvg's on the
-very same models.
+`train_paper_policies` is the paper's PPO on its own split; runs differ in seed and method.
+`train_mixture` trains one policy for many kinds of federations by `ThroughRounds`:
+theta <- theta - grad sum_n L(v_{n+1}), the gradient of the aggregate's loss in the policy's shares, step
+and momentum. The gradient stops between rounds: through the clients' own training it takes twice the time
+and is no better. The reward is minus the loss, compared with FedAvg's on the same models.
 """
 
 from collections.abc import Sequence
@@ -40,8 +38,8 @@ from apportion.trees import stack, take
 _ADAM = optax.scale_by_adam(b2=0.99)
 
 
-class Walked(eqx.Module):
-    """What an episode gave: losses of the aggregate and of FedAvg's, and the shares."""
+class _Walked(eqx.Module):
+    """An episode's losses of the aggregate and of FedAvg's, and its shares."""
 
     losses: Float[Array, "*time"]
     plain: Float[Array, "*time"]
@@ -53,36 +51,32 @@ class ThroughRounds(Learner):
 
     Parameters
     ----------
-    rollouts
-        Episodes of a task in an update; they differ in first model, batches and server's samples.
-    learning_rate
-        Adam's step, which falls along a cosine to nothing in the last update.
-    updates
-        How many there will be.
-    others, together
-        With `together` above 1 an update is the mean over so many tasks: the one drawn, and some of the
-        others, each as likely as another.
-    logarithm
-        Whether the loss counts by its logarithm: by itself it is large in early rounds, and teaches
-        less of late ones.
+    rollouts : int
+        Episodes of a task in an update; they differ in initial model, batches and server's samples.
+    learning_rate : float
+        Initial step size of Adam, with cosine decay to 0 in the last update.
+    updates : int
+        Total number of updates, for the decay.
+    others, together : Task, int
+        An update has `together` tasks: the drawn one and `together` - 1 of `others`, drawn uniformly.
+    logarithm : bool
+        Whether to minimise the log of the loss: the loss itself is large in early rounds and so
+        neglects late ones.
     """
 
     rollouts: int = eqx.field(static=True, default=2)
     learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
     updates: int = eqx.field(static=True, kw_only=True)
-    others: Task | None = eqx.field(default=None, kw_only=True)
+    others: Task = eqx.field(kw_only=True)
     together: int = eqx.field(static=True, default=1, kw_only=True)
     logarithm: bool = eqx.field(static=True, default=False, kw_only=True)
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
-        if min(self.rollouts, self.updates, self.together) < 1:
+        if min(self.rollouts, self.updates) < 1 or not 1 <= self.together <= len(self.others):
             raise InputError(
-                "ThroughRounds: rollouts, updates and together are counts and must be >= 1"
-            )
-        if self.together > 1 and (self.others is None or self.together > len(self.others)):
-            raise InputError(
-                f"ThroughRounds: {self.together} tasks together need as many others to choose from"
+                f"ThroughRounds: rollouts {self.rollouts} and updates {self.updates} must be at least 1, "
+                f"together {self.together} between 1 and {len(self.others)}, the number of others"
             )
 
     def start(self, policy: Policy) -> PyTree[Array]:
@@ -109,7 +103,7 @@ class ThroughRounds(Learner):
         @eqx.filter_value_and_grad(has_aux=True)
         def loss(policy, task, key):
             keys = jax.random.split(key, self.rollouts)
-            walked = jax.vmap(lambda key: walk(problem, policy, task, key=key))(keys)
+            walked = jax.vmap(lambda key: _walk(problem, policy, task, key=key))(keys)
             losses = jnp.log(walked.losses) if self.logarithm else walked.losses
             return losses.mean(), walked
 
@@ -117,7 +111,7 @@ class ThroughRounds(Learner):
         (values, every), slopes = jax.vmap(lambda t, k: loss(policy, t, k))(tasks, keys)
         norms = jax.vmap(optax.tree.norm)(slopes)
         weights = jnp.ones(self.together).at[0].set(weight)
-        # One task's gradient must not undo what the others taught.
+        # Clip each task's gradient so that no task dominates.
         factors = weights / jnp.maximum(norms, 1.0) / self.together
         gradient = jax.tree.map(lambda s: jnp.tensordot(factors, s, 1), slopes)
         trainable = eqx.filter(policy, eqx.is_inexact_array)
@@ -140,9 +134,9 @@ class ThroughRounds(Learner):
         return Update(eqx.apply_updates(policy, step), following, evidence)
 
     def _together(self, task: Task, key: PRNGKeyArray) -> tuple[Task, Key[Array, " tasks"]]:
-        """The tasks of an update, the drawn one first, with a key each."""
+        """Tasks of an update, the drawn one first, and a key for each."""
         alone = jax.tree.map(lambda leaf: leaf[None], task)
-        if self.together == 1 or self.others is None:
+        if self.together == 1:
             return alone, key[None]
         pick_key, walk_key = jax.random.split(jax.random.fold_in(key, 1))
         some = jax.random.permutation(pick_key, len(self.others))[: self.together - 1]
@@ -151,10 +145,10 @@ class ThroughRounds(Learner):
         return tasks, jnp.concatenate([key[None], more])
 
 
-def walk(
+def _walk(
     federation: Federation, policy: AggregationPolicy, task: Task, *, key: PRNGKeyArray
-) -> Walked:
-    """An episode under the policy, whose losses can be differentiated by its parameters."""
+) -> _Walked:
+    """Run an episode whose losses are differentiable in the policy's parameters."""
     reset_key, walk_key = jax.random.split(key)
 
     def one_round(state, key):
@@ -164,7 +158,7 @@ def walk(
         losses = federation.loss(model, federation.test), federation.loss(other, federation.test)
         stopped, shares = jax.lax.stop_gradient((model, decision.shares))
         step = federation.continue_from(task, state, stopped, shares, key=key)
-        return jax.lax.stop_gradient(step.state), Walked(*losses, shares)
+        return jax.lax.stop_gradient(step.state), _Walked(*losses, shares)
 
     first = federation.reset(task, key=reset_key)
     _, walked = jax.lax.scan(one_round, first, jax.random.split(walk_key, federation.horizon))
@@ -172,10 +166,7 @@ def walk(
 
 
 def shortfall(evidence: Evidence) -> Float[Array, ""]:
-    """How little the policy gains over FedAvg: exp(-10 x gain of the loss), between .05 and 20.
-
-    Tasks that it does not gain in are drawn more often.
-    """
+    """Score a task by how little the policy gains over FedAvg: exp(-10 x gain in loss), in [.05, 20]."""
     gain = evidence.mean(evidence.rewards - evidence.equal_rewards)
     return jnp.clip(jnp.exp(-10 * gain), 0.05, 20.0)
 
@@ -190,10 +181,10 @@ def train_paper_policies(
     axes: PyTree = None,
     on_chunk: OnChunk | None = None,
 ) -> TrainingResult:
-    """One run for each (tasks, method, seed) triple, all in one `vmap`.
+    """Train one policy for each (tasks, method, seed) triple, all in one `vmap`.
 
-    Single-task learning is a run whose tasks are all the same one, so that methods share a program.
-    `axes` says which leaves of the federation differ by run.
+    Single-task learning repeats its one task, so that all methods share a program. `axes` marks the leaves
+    of the federation that differ by run.
     """
     own = [
         t[np.zeros(len(t), int)] if method == "stl" else t
@@ -204,7 +195,7 @@ def train_paper_policies(
     policies = eqx.filter_vmap(
         lambda key: Recurrent(federation.channels, settings.hidden, key=key)
     )(policy_keys)
-    # A rest would be another program, and compiling costs as much as many updates.
+    # Equal chunks: a shorter last one would compile another program.
     length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
     return train_runs(
         federation,
@@ -228,7 +219,7 @@ def train_mixture(
     chunks: Chunks | None = None,
     state: Resume | None = None,
 ) -> AggregationPolicy:
-    """One policy for federations of every kind asked for, by direct gradient through the aggregation."""
+    """Train one policy for federations of several kinds by direct gradient through the aggregation."""
     federation, tasks = training_world(settings, digits)
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
     tasks = settings.trained_tasks(tasks)
@@ -251,7 +242,7 @@ def train_mixture(
         scorer=shortfall,
         replay=Replay(act_periods=0),
         chunks=chunks,
-        # A federation's episodes take as long as many updates; whoever trains tests it after.
+        # Episodes are slow, and `prepare_mixture` tests the policy after training.
         measure=0,
         state=state,
         key=run_key,

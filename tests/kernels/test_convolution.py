@@ -7,15 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated import clients, convolution_gpu
+from apportion.domains.federated import clients
 from apportion.domains.federated.clients import Convolutional
+from apportion.kernels import convolution
 
 MODELS = 2
+FUSED = partial(convolution.fused_layers, clients._by_products)
 
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    monkeypatch.setattr(convolution_gpu, "INTERPRET", True)
+    monkeypatch.setattr(convolution, "INTERPRET", True)
 
 
 def make(sizes):
@@ -50,9 +52,9 @@ def values_and_gradients(through, layers, images, weights):
 @pytest.mark.parametrize("sizes", [(12, 5, 32, 10, 64), (9, 3, 20, 7, 5), (6, 2, 3, 2, 130)])
 def test_the_kernel_is_both_layers(sizes, interpreted):
     layers, images, weights = make(sizes)
-    found = values_and_gradients(convolution_gpu.fused_layers, layers, images, weights)
+    found = values_and_gradients(FUSED, layers, images, weights)
     exact = images.astype(jnp.float32)
-    expected = values_and_gradients(clients.by_products, layers, exact, weights)
+    expected = values_and_gradients(clients._by_products, layers, exact, weights)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -63,9 +65,9 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     images = jnp.ones((2, 6, 6), jnp.bfloat16)
     asked = []
     monkeypatch.setattr(
-        convolution_gpu,
+        convolution,
         "fused_layers",
-        lambda *layers: asked.append(True) or clients.by_products(*layers),
+        lambda plain, *layers: asked.append(True) or plain(*layers),
     )
     plain = client.logits(parameters, images)
     assert not asked
@@ -74,7 +76,7 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     assert len(asked) == 1
     client.logits(parameters, images.astype(jnp.float32))
     assert len(asked) == 1
-    assert not convolution_gpu.suits_kernels(jnp.ones((9, 65)), images)
+    assert not convolution.suits_kernels(jnp.ones((9, 65)), images)
 
 
 def test_the_images_have_their_gradient_too(interpreted):
@@ -84,8 +86,7 @@ def test_the_images_have_their_gradient_too(interpreted):
         return (through(filter_[0], bias[0], out[0], images) * weights[0]).sum()
 
     found, expected = (
-        jax.jit(jax.grad(partial(total, each)))(images[0])
-        for each in (convolution_gpu.fused_layers, clients.by_products)
+        jax.jit(jax.grad(partial(total, each)))(images[0]) for each in (FUSED, clients._by_products)
     )
     np.testing.assert_array_equal(found.astype(float), expected.astype(float))
     assert np.abs(expected.astype(float)).max() > 1

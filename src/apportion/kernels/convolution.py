@@ -16,9 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from apportion.domains.federated.clients import Bias, Filter, Images, Logits, Out, by_products
+Filter = Float[Array, "pixels channels"]
+Bias = Float[Array, " channels"]
+Out = Float[Array, "channels places classes"]
+Images = Float[Array, "batch side side"]
+Logits = Float[Array, "batch classes"]
+Layers = Callable[[Filter, Bias, Out, Images], Logits]
 
 BLOCK = 64
 """Images of a program."""
@@ -82,9 +87,12 @@ def suits_kernels(filter_: Filter, images: Images) -> bool:
     return max(channels, pixels + 1) <= LARGEST and images.dtype == jnp.bfloat16
 
 
-@jax.custom_vjp
-def fused_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
-    """The logits, less the bias of the dense layer."""
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fused_layers(plain: Layers, filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
+    """Compute the logits without the bias of the dense layer.
+
+    `plain` computes the same without a kernel, and serves the gradient with respect to the images.
+    """
     sizes = _Sizes.of(out, images)
     shape = jax.ShapeDtypeStruct((sizes.parts, sizes.kinds, sizes.blocks * BLOCK), jnp.float32)
     found = _call(partial(_forward_kernel, sizes), (sizes.blocks, sizes.parts), shape)(
@@ -93,11 +101,13 @@ def fused_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logit
     return found.sum(0)[: sizes.classes, : sizes.batch].T
 
 
-def _forward(filter_: Filter, bias: Bias, out: Out, images: Images) -> tuple[Logits, Any]:
-    return fused_layers(filter_, bias, out, images), (filter_, bias, out, images)
+def _forward(
+    plain: Layers, filter_: Filter, bias: Bias, out: Out, images: Images
+) -> tuple[Logits, Any]:
+    return fused_layers(plain, filter_, bias, out, images), (filter_, bias, out, images)
 
 
-def _backward(kept: Any, cotangent: Logits) -> tuple[Array, ...]:
+def _backward(plain: Layers, kept: Any, cotangent: Logits) -> tuple[Array, ...]:
     """Gradients with respect to the filter, its bias, the dense layer and the images."""
     filter_, bias, out, images = kept
     sizes = _Sizes.of(out, images)
@@ -109,8 +119,8 @@ def _backward(kept: Any, cotangent: Logits) -> tuple[Array, ...]:
     )
     by_filter = by_filter.sum(0)[: sizes.channels].T
     pixels = sizes.kernel**2
-    # Nobody asks for the images' own gradient in training, and what nobody asks for is not computed.
-    _, pull = jax.vjp(partial(by_products, filter_, bias, out), images)
+    # Training does not use the images' gradient, so the compiler removes this part.
+    _, pull = jax.vjp(partial(plain, filter_, bias, out), images)
     return by_filter[:pixels], by_filter[pixels], by_out, *pull(cotangent)
 
 
