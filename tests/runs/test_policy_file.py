@@ -1,5 +1,6 @@
 """A saved policy comes back to the bit; a file that is not one is refused in one sentence."""
 
+import hashlib
 import json
 import sys
 
@@ -11,11 +12,12 @@ import pytest
 from jaxtyping import Array, Float
 
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
+from apportion.domains.federated.policy import FOLDER
 from apportion.errors import InputError
 from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.runs import policy_file
-from apportion.runs.files import read_arrays, write_arrays, write_json
+from apportion.runs.files import SUMS, pack, read_arrays, write_arrays, write_atomic, write_json
 from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
 from apportion.simplex import Head
 
@@ -97,7 +99,7 @@ def test_the_description_holds_every_argument_of_the_constructor(tmp_path):
                     },
                 },
             },
-            "eta": {"array": "eta"},
+            "trade_fraction": {"array": "trade_fraction"},
         },
     }
 
@@ -169,7 +171,7 @@ UNSAVABLE = {
         lambda: eqx.tree_at(
             lambda p: p.trade_fraction, PartialTrading(EqualShares(), 0.5), jnp.asarray(jnp.nan)
         ),
-        "eta is nan; it must be between 0 and 1",
+        "trade_fraction is nan; it must be between 0 and 1",
     ),
     "Recurrent": (
         lambda: eqx.tree_at(
@@ -189,6 +191,27 @@ def test_a_policy_that_could_not_be_loaded_again_is_not_saved(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_one_flipped_bit_of_a_saved_policy_is_refused(tmp_path):
+    save_policy(PartialTrading(EqualShares(), 0.5), tmp_path)
+    for name in (ARRAYS, DESCRIPTION):
+        file, raw = tmp_path / name, (tmp_path / name).read_bytes()
+        for place in range(len(raw)):
+            file.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
+            with pytest.raises(InputError, match=f"{name}: the checksum in SHA256SUMS does not"):
+                load_policy(tmp_path)
+        file.write_bytes(raw)
+    # Another policy may be saved in its place.
+    save_policy(EqualShares(), tmp_path)
+    assert eqx.tree_equal(load_policy(tmp_path), EqualShares())
+
+
+@pytest.mark.parametrize("folder", [FOLDER, FOLDER / "blind"])
+def test_the_shipped_policies_match_their_checksums(folder):
+    lines = (folder / SUMS).read_text().splitlines()
+    found = {name: hashlib.sha256((folder / name).read_bytes()) for name in (DESCRIPTION, ARRAYS)}
+    assert lines == [f"{digest.hexdigest()}  {name}" for name, digest in found.items()]
+
+
 def test_arrays_of_something_else_or_without_their_description_are_refused(tmp_path):
     save_policy(EqualShares(), tmp_path)
     (tmp_path / DESCRIPTION).unlink()
@@ -200,11 +223,12 @@ def test_arrays_of_something_else_or_without_their_description_are_refused(tmp_p
 
 
 def _forge(folder, described, arrays) -> None:
-    """A policy's files with checksums that match, whatever they say."""
+    """A policy's files without checksums, whatever they say."""
     content = {"format": policy_file._FORMAT, "policy": described, "about": {}}
     header = {"format": policy_file._FORMAT, "description": policy_file._digest(content)}
     write_json(folder / DESCRIPTION, content)
-    write_arrays(folder / ARRAYS, arrays, header)
+    write_atomic(folder / ARRAYS, pack(arrays, header))
+    (folder / SUMS).unlink(missing_ok=True)
 
 
 def _call(cls: str, **arguments) -> dict:

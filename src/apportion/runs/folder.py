@@ -5,10 +5,11 @@
     choice.json             what a job chose before it trained, where it chooses
     metrics.parquet/        a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
     probabilities.parquet/  each task's chance to be drawn, a row a chunk
-    checkpoints/            the newest states, each checked by its own SHA-256
+    checkpoints/            the newest states
     policy.safetensors      the trained policy's arrays
     policy.json             the trained policy's class and constructor arguments
     headline.json           the first lines of the report: title, subtitle, cards, text
+    SHA256SUMS              the checksums of these files; `sha256sum -c SHA256SUMS` reads it too
     results.json            the measured results; written last, so a run that has it is finished
 
 Rows are written before the checkpoint of the same step. A resumed run first removes the rows after
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 from apportion.errors import InputError
 from apportion.runs.files import (
     checksummed,
+    pack,
     pack_rows,
     read_arrays,
     read_json,
     read_rows,
     require_free,
-    write_arrays,
     write_atomic,
+    write_checked,
     write_json,
 )
 from apportion.runs.settings import read_toml, to_toml
@@ -136,8 +138,8 @@ class Run:
 
     def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
         """Append a chunk's rows to a table; the same chunk again replaces them."""
-        path = self.folder / f"{name}.parquet" / _part(step, "parquet")
-        write_atomic(path, pack_rows(frame))
+        part = f"{name}.parquet/{_part(step, 'parquet')}"
+        write_checked(self.folder, part, pack_rows(frame))
 
     def write_choice(self, choice: dict[str, Any]) -> None:
         """Save what was chosen before training."""
@@ -163,7 +165,8 @@ class Run:
     ) -> None:
         """Save a state, then delete the oldest beyond `KEPT`."""
         about = about | {"step": step, "settings": self._settings_digest()}
-        write_arrays(self._checkpoints / _part(step, "safetensors"), arrays, about)
+        part = f"{self._checkpoints.name}/{_part(step, 'safetensors')}"
+        write_checked(self.folder, part, pack(arrays, about))
         for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-KEPT]:
             old.unlink()
 

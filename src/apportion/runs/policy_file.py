@@ -24,7 +24,15 @@ import numpy as np
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import leaf_name
-from apportion.runs.files import read_arrays, read_json, to_json, write_arrays, write_json
+from apportion.runs.files import (
+    checksummed,
+    pack,
+    read_arrays,
+    read_json,
+    to_json,
+    write_atomic,
+    write_json,
+)
 from apportion.runs.plugins import policy_packages
 from apportion.simplex import Head
 
@@ -82,8 +90,10 @@ def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None
             f"{name}: made again from its own fields it differs, so it cannot be saved; keep each "
             "argument of the constructor as it was given, in a field of the same name"
         )
-    write_json(folder / DESCRIPTION, content)
-    write_arrays(folder / ARRAYS, arrays, {"format": _FORMAT, "description": _digest(content)})
+    header = {"format": _FORMAT, "description": _digest(content)}
+    with checksummed(folder, DESCRIPTION, ARRAYS):
+        write_json(folder / DESCRIPTION, content)
+        write_atomic(folder / ARRAYS, pack(arrays, header))
     return folder / ARRAYS
 
 
