@@ -18,8 +18,10 @@ from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.runs import policy_file
 from apportion.runs.files import SUMS, pack, read_arrays, write_arrays, write_atomic, write_json
+from apportion.runs.plugins import DOMAINS
 from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
 from apportion.simplex import Head
+from plugins import installed
 
 KEY = jax.random.key(0)
 KEYS = jax.random.split(KEY, 3)
@@ -119,13 +121,62 @@ def test_a_users_own_policy_comes_back_only_where_its_class_is_given(tmp_path, m
     assert eqx.tree_equal(load_policy(tmp_path / "moved", kind=Own), policy)
 
 
-def test_no_module_is_imported_because_a_file_names_it(tmp_path, monkeypatch):
-    (tmp_path / "unsafe_module.py").write_text("class Own: pass\nraise SystemExit('imported')\n")
+OUTSIDE = """
+from apportion.composition import EqualShares
+class Shares(EqualShares):
+    pass
+class Other:
+    pass
+"""
+
+
+def test_a_class_of_an_unregistered_package_is_refused_by_name_and_not_imported(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "outside_package.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    _forge(tmp_path, {"class": "unsafe_module.Own", "arguments": {}}, {})
-    with pytest.raises(InputError, match=r"unsafe_module\.Own, which is not part of apportion"):
+    _forge(tmp_path, {"class": "outside_package.Shares", "arguments": {}}, {})
+    with pytest.raises(
+        InputError, match=r"outside_package\.Shares, which is not part of apportion"
+    ):
         load_policy(tmp_path)
-    assert "unsafe_module" not in sys.modules
+    assert "outside_package" not in sys.modules
+
+
+def test_a_class_of_a_registered_plugin_is_loaded_if_it_is_a_policy(tmp_path, monkeypatch):
+    (tmp_path / "outside_plugin.py").write_text(OUTSIDE)
+    with installed(tmp_path, DOMAINS, {"outside": "outside_plugin:DOMAIN"}):
+        _forge(tmp_path, {"class": "outside_plugin.Shares", "arguments": {}}, {})
+        assert type(load_policy(tmp_path)).__name__ == "Shares"
+        _forge(tmp_path, {"class": "outside_plugin.Other", "arguments": {}}, {})
+        with pytest.raises(InputError, match=r"outside_plugin has no policy outside_plugin\.Other"):
+            load_policy(tmp_path)
+    monkeypatch.delitem(sys.modules, "outside_plugin")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.system",
+        "subprocess.Popen",
+        "builtins.eval",
+        "apportion.runs.files.X",
+        "apportion.runs.files.write_atomic",
+        "apportion_charging.serve.Y",
+        "apportion_charging.os.system",
+        "apportion.__main__.main",
+        "apportion",
+        "",
+    ],
+)
+def test_a_forged_path_calls_nothing(path, tmp_path, monkeypatch):
+    called = []
+    _forge(tmp_path, {"class": path, "arguments": {"command": "true"}}, {})
+    monkeypatch.setattr("os.system", called.append)
+    monkeypatch.setattr("apportion.runs.files.write_atomic", lambda *_: called.append(path))
+    with pytest.raises(InputError, match="which is not part of|does not make a policy"):
+        load_policy(tmp_path)
+    assert not called
 
 
 class Forgetful(Own):

@@ -251,7 +251,8 @@ def _construct(cls: type, arguments: dict[str, Any]) -> Any:
 def _find_class(path: str, kinds: tuple[type, ...]) -> type:
     module, _, name = path.rpartition(".")
     package = path.partition(".")[0]
-    if package in policy_packages():
+    # Importing a `__main__` would run the package's command line.
+    if package in policy_packages() and "__main__" not in module.split("."):
         found = getattr(import_module(module), name, None)
         if not isinstance(found, type) or not issubclass(found, Policy | Head):
             raise ValueError(f"the installed version of {package} has no policy {path}")
