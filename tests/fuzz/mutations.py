@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.runs.files import pack, unpack
+from apportion.runs.files import _unpack, pack
 
 DEEP = 3000
 NUMBERS = [0, -1, 1, 2, 7, 0.5, -0.5, 1e-320, 1e308, -1e308, 2**31, 2**63, 10**400, 0.1 + 0.2]
@@ -166,7 +166,7 @@ def _parquet(content: bytes, rng: random.Random) -> bytes:
 
 
 def _safetensors(content: bytes, rng: random.Random) -> bytes:
-    arrays, about = unpack(content, "a sound file")
+    arrays, about = _unpack(content, "a sound file")
     if rng.random() < 0.4 or not arrays:
         return pack(arrays, change_value(about, rng))
     name = rng.choice(sorted(arrays))

@@ -37,8 +37,8 @@ from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.files import pack, read_arrays, to_json
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import (
-    ARRAYS,
-    DESCRIPTION,
+    _ARRAYS,
+    _DESCRIPTION,
     _digest,
     load_about,
     load_policy,
@@ -248,16 +248,16 @@ def _policy_files(job: str) -> Files:
         about |= {"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}}
     with tempfile.TemporaryDirectory() as folder:
         save_policy(policy, folder, about)
-        return {name: (Path(folder) / name).read_bytes() for name in (ARRAYS, DESCRIPTION)}
+        return {name: (Path(folder) / name).read_bytes() for name in (_ARRAYS, _DESCRIPTION)}
 
 
 def _mend_policy(files: Files) -> Files:
     """The arrays' header says which description belongs to them."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            arrays, about = read_arrays(write(files, Path(folder)) / ARRAYS)
-        about["description"] = _digest(json.loads(files[DESCRIPTION]))
-        return files | {ARRAYS: pack(arrays, about)}
+            arrays, about = read_arrays(write(files, Path(folder)) / _ARRAYS)
+        about["description"] = _digest(json.loads(files[_DESCRIPTION]))
+        return files | {_ARRAYS: pack(arrays, about)}
     except Exception:
         # Too broken to be mended.
         return files

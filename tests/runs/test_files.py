@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from apportion.errors import InputError
 from apportion.runs.files import (
     SUMS,
+    _unpack,
     checksummed,
     only_writer,
     pack,
@@ -28,7 +29,6 @@ from apportion.runs.files import (
     require_free,
     require_new,
     require_writable,
-    unpack,
     write_arrays,
     write_atomic,
     write_checked,
@@ -52,7 +52,7 @@ def flips(raw, every=1):
 
 
 def test_what_is_packed_comes_back_with_its_types_and_shapes():
-    arrays, about = unpack(RAW, "x")
+    arrays, about = _unpack(RAW, "x")
     assert about == {"step": 3}
     assert arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
@@ -76,7 +76,7 @@ def test_a_file_of_arrays_cut_or_changed_anywhere_is_refused(tmp_path):
 def test_arrays_without_a_checksum_are_read_or_refused_in_a_sentence():
     for broken in (*flips(RAW, 3), *(RAW[:size] for size in range(0, len(RAW), 7))):
         try:
-            unpack(broken, "x")
+            _unpack(broken, "x")
         except InputError as error:
             assert str(error).startswith("x: ")  # noqa: PT017
 
@@ -202,7 +202,7 @@ def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
 def test_a_description_that_is_no_object_is_refused(about):
     note = json.dumps({"about": about})
     with pytest.raises(InputError, match=r"^x: not a file that apportion wrote"):
-        unpack(save({}, {"apportion": note}), "x")
+        _unpack(save({}, {"apportion": note}), "x")
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):

@@ -19,7 +19,9 @@ from apportion.policy import Policy, Pooled, Recurrent
 from apportion.runs import policy_file
 from apportion.runs.files import SUMS, pack, read_arrays, write_arrays, write_atomic, write_json
 from apportion.runs.plugins import DOMAINS
-from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
+from apportion.runs.policy_file import _ARRAYS as ARRAYS
+from apportion.runs.policy_file import _DESCRIPTION as DESCRIPTION
+from apportion.runs.policy_file import load_about, load_policy, save_policy
 from apportion.simplex import Head
 from plugins import installed
 

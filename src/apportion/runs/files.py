@@ -199,9 +199,9 @@ def read_bytes(
 
 
 def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
-    """What a file of strict JSON holds, or one sentence on what is wrong with it.
+    """Read a file of strict JSON, or raise an `InputError` with one sentence.
 
-    NaN and Infinity, of which JSON knows nothing, and numbers too large are refused.
+    NaN, Infinity, which are not JSON, and numbers too large are refused.
     """
     raw = read_bytes(path, missing)
     try:
@@ -239,7 +239,7 @@ def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
-def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the arrays and the description from the bytes of `pack`.
 
     Raises
@@ -281,7 +281,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read what `write_arrays` wrote; any other content is refused."""
-    return unpack(read_bytes(path), str(path))
+    return _unpack(read_bytes(path), str(path))
 
 
 def pack_rows(frame: "pd.DataFrame") -> bytes:
@@ -318,8 +318,8 @@ def require_new(file: Path, *, force: bool = False) -> None:
 def only_writer(folder: Path) -> Iterator[None]:
     """Make the folder and lock it: a second process that wants to write there is refused.
 
-    The operating system releases the lock when its holder ends, however it ends. The file stays, and
-    says that whatever is unfinished beside it is ours. What a killed save left is removed.
+    The operating system releases the lock when the process ends. The file stays, as a mark that unfinished
+    files beside it are ours. Temporary files of a killed save are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -339,8 +339,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 def require_free(folder: Path, *, unfinished: Collection[str] = ()) -> None:
     """Refuse a folder in which nothing new can be written: others' files are never overwritten.
 
-    Files called as in `unfinished` may be there where our lock is too: a process that was killed left
-    them.
+    Files named in `unfinished` are allowed beside our lock: a process that was killed left them.
     """
     if (folder / "settings.toml").exists():
         raise InputError(
@@ -365,7 +364,7 @@ def require_writable(folder: Path) -> None:
     if not parent.is_dir():
         raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
     try:
-        # Tried, for what the system says of rights is not always so; nothing is left behind.
+        # A trial, because reported permissions are not always true; it leaves nothing behind.
         tempfile.TemporaryFile(dir=parent).close()
     except OSError:
         raise InputError(

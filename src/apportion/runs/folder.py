@@ -2,9 +2,9 @@
 
     settings.toml           the settings, to run it again
     environment.json        versions, device, seed, fingerprint of the data
-    choice.json             what a job chose before it trained, where it chooses
-    metrics.parquet/        a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
-    probabilities.parquet/  each task's chance to be drawn, a row a chunk
+    choice.json             what a job chose before it trained, if it chooses
+    metrics.parquet/        a row for each recorded step, one part per chunk; for `pandas.read_parquet`
+    probabilities.parquet/  each task's probability, a row per chunk
     checkpoints/            the newest states
     policy.safetensors      the trained policy's arrays
     policy.json             the trained policy's class and constructor arguments
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from apportion.policy import Policy
 
 UNFINISHED = ("environment.json",)
-"""What a run that was killed before it had settings may have left."""
-KEPT = 3
-"""Checkpoints kept: where the newest is damaged, the one before it is used."""
+"""Files of a run that was killed before it had settings."""
+_KEPT_CHECKPOINTS = 3
+"""Checkpoints kept: if the newest is damaged, the one before it is used."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Run:
         if not isinstance(found, dict) or not {"data", "versions"} <= found.keys():
             raise InputError(
                 f"{self.folder / 'environment.json'}: does not say versions and data, so it is not "
-                "what the run wrote; put it back, or train anew in another folder"
+                "what the run wrote; put it back, or train in another folder"
             )
         return found
 
@@ -163,11 +163,11 @@ class Run:
     def write_checkpoint(
         self, step: int, arrays: "dict[str, np.ndarray]", about: dict[str, Any]
     ) -> None:
-        """Save a state, then delete the oldest beyond `KEPT`."""
+        """Save a state, then delete the oldest beyond `_KEPT_CHECKPOINTS`."""
         about = about | {"step": step, "settings": self._settings_digest()}
         part = f"{self._checkpoints.name}/{_part(step, 'safetensors')}"
         write_checked(self.folder, part, pack(arrays, about))
-        for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-KEPT]:
+        for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-_KEPT_CHECKPOINTS]:
             old.unlink()
 
     def newest_checkpoint(self) -> "tuple[int, dict[str, np.ndarray], dict[str, Any]] | None":
@@ -201,7 +201,7 @@ class Run:
         if saved.get("settings") != self._settings_digest():
             raise InputError(
                 f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
-                "put it back, or train anew in another folder with --config"
+                "put it back, or train in another folder with --config"
             )
 
     def _settings_digest(self) -> str:
@@ -213,10 +213,10 @@ def _part(step: int, suffix: str) -> str:
 
 
 def _step(part: Path) -> int:
-    """The step that a file's name says; any other file is none of the run's."""
+    """The step in a file's name."""
     number = part.stem.removeprefix("step-")
     if not (number.isascii() and number.isdecimal()):
-        raise InputError(f"{part}: is no file of the run; move it elsewhere")
+        raise InputError(f"{part}: is not a file of the run; move it elsewhere")
     return int(number)
 
 
