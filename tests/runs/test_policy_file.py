@@ -64,15 +64,12 @@ def _own() -> Own:
     return Own(2, inner, 0.5, name="own", limits=(0.1, 0.9), others=others, key=KEY)
 
 
-# Made where they are asked for: a policy is a score of small programs, and every worker collects.
+# Functions, because making a policy compiles many small programs.
 POLICIES = {
     "Recurrent": lambda: Recurrent(3, 5, head=Head(cap=0.5), key=KEY),
     "Pooled": lambda: Pooled(2, 4, reach=3.0, head=Head(floor=0.01, cash=True), key=KEY),
     "Gate": lambda: Gate(EqualShares(), EqualShares(), low=-0.1, high=0.2, alpha=0.1).after(0.1),
     "PartialTrading": lambda: PartialTrading(ShrunkToEqual(_ensemble(), 0.5), 0.1),
-    "Ensemble": lambda: Ensemble(
-        eqx.filter_vmap(lambda eta: PartialTrading(EqualShares(), eta))(jnp.array([0.1, 0.9]))
-    ),
     "stacked over runs": lambda: _ensemble().members,
 }
 
@@ -296,26 +293,19 @@ def _recurrent(**changes) -> dict:
 @pytest.mark.parametrize(
     ("described", "reason"),
     [
-        (_call("policy.Popen", args="true"), "has no policy apportion.policy.Popen"),
-        (_call("errors.InputError"), "has no policy apportion.errors.InputError"),
-        (_call("runs.runner.start_run"), "has no policy"),
         (_call("policy.Policy"), "abstract"),
         (_call("nowhere.Recurrent"), "nowhere"),
         (_call("policy.Recurrent"), "channels"),
         (_call("simplex.Head"), "Head is not a policy"),
         (_recurrent(channels=-3), "channels is -3; it must be a whole number"),
-        (_recurrent(channels=0), "channels is 0"),
         (_recurrent(hidden=2**40), "hidden is 1099511627776"),
         (_recurrent(hidden=5.0), "hidden is 5.0"),
         (_recurrent(hidden=True), "hidden is True"),
-        (_recurrent(hidden="5"), "hidden is '5'"),
         (_recurrent(hidden={"array": "nowhere"}), "nowhere"),
         (_recurrent(hidden={"eval": "5"}), "describes nothing"),
         (_recurrent(surprise=1), "surprise"),
         (_recurrent(head=_call("simplex.Head", cap=7.0)), "floor 0.0 and cap 7.0"),
-        (_recurrent(head=_call("simplex.Head", floor=-0.1)), "floor -0.1 and cap 1.0"),
         (_recurrent(head=_call("simplex.Head", floor="0")), "floor is '0'"),
-        (_recurrent(head=_call("simplex.Head", cash=1)), "cash is 1"),
         (_recurrent(channels=4), r"array recurrence/from_input is float32\[3, 5\], expected"),
         (
             _call("policy.Pooled", channels=1, hidden=5, reach=5.0, head=None),
@@ -323,7 +313,6 @@ def _recurrent(**changes) -> dict:
         ),
         ({}, "describes nothing"),
         (None, "NoneType is not a policy"),
-        ([], "list is not a policy"),
     ],
     ids=lambda value: None if isinstance(value, str) else "",
 )
