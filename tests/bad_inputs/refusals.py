@@ -1,4 +1,4 @@
-"""What every bad input must meet: exit code 2, one sentence that says what and where, nothing changed."""
+"""The response to a bad input: exit code 2, one sentence with the reason and the place, no file changed."""
 
 import hashlib
 import shlex
@@ -65,7 +65,7 @@ def of(run: str, *rows: tuple, files: Mapping[str, Content] | None = None) -> li
 def assert_refused(case: Case, folder: Path, monkeypatch, capfd) -> None:
     """Run a case in a folder of its own."""
     if case.run:
-        # Without its checksums: what is wrong with a file is told where it has none, too.
+        # Without checksums, which would refuse a changed file before its content is read.
         shutil.copytree(finished(case.run), folder / "run", ignore=shutil.ignore_patterns(SUMS))
     for name, content in case.files.items():
         path = folder / name

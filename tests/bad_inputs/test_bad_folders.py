@@ -21,9 +21,6 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     ("backtest nowhere", "backtest nowhere", "nowhere: no such folder"),
     ("backtest an empty folder", "backtest d", "holds no run", {"d/f": ""}),
     ("allocate what", "allocate", "DIR is missing"),
-    ("allocate two", "allocate a b", "'b' is one argument too many"),
-    ("resume nowhere", "resume nowhere", "no such folder"),
-    ("report nowhere", "report nowhere", "no such folder"),
     ("report on nothing", "report d", "neither a run nor a study", {"d/f": ""}),
     ("report, verdicts cut", "report d", "verdict.json: not valid JSON", {"d/verdict.json": "["}),
     (
@@ -36,7 +33,6 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     *of(
         "budget",
         ("backtest a budget", "backtest run", ("a run of budget", "no backtest")),
-        ("allocate a budget", "allocate run", "a run of budget"),
         ("resume, cut", "resume run --json", "results.json: not valid", {"run/results.json": "{"}),
     ),
     *of("begun", ("backtest too early", "backtest run", ("not finished", "resume"))),
@@ -57,15 +53,13 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     *of(
         "portfolio",
         ("policy cut", BACKTEST, "policy.json: not valid JSON", {"run/policy.json": "{"}),
-        ("policy of NaN", BACKTEST, "JSON (NaN is", {"run/policy.json": '{"a": NaN}'}),
-        ("policy changed", BACKTEST, "policy.json: was changed", {"run/policy.json": '{"eta": 5}'}),
+        ("policy changed", BACKTEST, "policy.json: was changed", {"run/policy.json": '{"a": 5}'}),
         ("arrays cut", BACKTEST, "policy.safetensors", {ARRAYS: b"\x08"}),
         ("other arrays", BACKTEST, "not a file that apportion wrote", {ARRAYS: b"abc" * 99}),
         ("no arrays", BACKTEST, "policy.safetensors: no such file", {ARRAYS: Path.unlink}),
         ("start is no day", f"{BACKTEST} --start 01/02/2019", "'01/02/2019' is not a day"),
         ("start too late", f"{BACKTEST} --start 2030-01-01", "after the last day"),
         ("start too early", f"{BACKTEST} --start 2000-01-05", "days of history before it"),
-        ("end is no day", f"{BACKTEST} --end never", "'never' is not a day"),
         ("end first", f"{BACKTEST} --start 2000-02-05 --end 2000-01-01", "no trading day lies"),
         ("backtest, site", f"{BACKTEST} --site jpl", "a run of portfolio takes no --site"),
         files=PRICES,
@@ -84,14 +78,11 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("one that looks ahead", f"{JPL} --against clairvoyant", ("'clairvoyant'", "choose equal")),
         ("of two sites", LLF, ("2 sites", "--site")),
         ("of no site", f"{LLF} --site mars", "mars"),
-        ("no sessions", f"{LLF} --data no.csv", "no.csv"),
         ("a garage, federations", f"{LLF} --federations 3", "takes no --federations"),
-        ("a garage, bound", f"{LLF} --site jpl --bound 0", "--bound is 0"),
     ),
     *of(
         "portfolio",
         ("no such strategy", "certify run --against lazy", "did you mean lazy-crp?"),
-        ("one in hindsight", "certify run --against best-crp", "'best-crp'"),
         ("a market, bound", f"{LAZY} --data p.csv --bound -1", "--bound is -1"),
         files=PRICES,
     ),
@@ -104,7 +95,6 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         "federated",
         ("no such rule", "certify run --against fedsgd", ("'fedsgd'", "choose fedavg")),
         ("no federation", f"{FEDAVG} --federations 0", "federations is 0"),
-        ("no digits", f"{FEDAVG} --data no.npz", "no.npz"),
     ),
 )
 def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
@@ -112,7 +102,7 @@ def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
 
 
 def tampered(arrays: dict | None = None, about: dict | None = None) -> dict:
-    """A policy's two files with numbers changed, and every checksum made to fit."""
+    """A policy's two files with numbers changed, and matching digests."""
 
     def tamper(path: Path) -> None:
         found, header = read_arrays(path)
@@ -134,15 +124,19 @@ OF_HELD = "policy/policy/members/score/of_held"
 @cases(
     *of(
         "portfolio",
-        ("eta of 5", BACKTEST, ("eta is 5", "between 0 and 1"), tampered({"eta": 5})),
-        ("k below 0", ALLOCATE, "k is -1", tampered({"policy/k": -1})),
+        (
+            "trade of 5",
+            BACKTEST,
+            ("trade_fraction is 5", "between 0 and 1"),
+            tampered({"trade_fraction": 5}),
+        ),
         ("nan inside", ALLOCATE, "not finite", tampered({OF_HELD: np.nan})),
         ("another job", ALLOCATE, "trained for 'budget'", tampered(about={"job": "budget"})),
         *(
             (f"{fact} of {value}", ALLOCATE, "own facts are wrong", tampered(about={fact: value}))
             for fact, value in (
-                *(("window", 0), ("window", "8"), ("channels", 2), ("cost", 5), ("cost", "x")),
-                *(("last", "x"), ("rules", {"max_weight": 7}), ("rules", {"most": 7})),
+                *(("window", 0), ("channels", 2), ("cost", "x")),
+                *(("last", "x"), ("rules", {"max_weight": 7})),
             )
         ),
     ),

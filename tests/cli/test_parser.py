@@ -13,7 +13,7 @@ import pytest
 import apportion.runs.runner
 from apportion.cli import COMMANDS
 from apportion.domains.domain import domain_names, find_domain
-from apportion.runs.settings import describe_fields
+from apportion.runs.settings import _describe_fields
 from cli.command import apportion as run
 
 
@@ -82,7 +82,7 @@ def test_help_shows_every_setting_with_its_description_default_and_choices(
     done = run("train", name, *(["--learner", learner] if learner else []), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(re.sub("[│─╭╮╰╯`]", " ", done.stdout).split())
-    hints, descriptions = get_type_hints(kind), describe_fields(kind)
+    hints, descriptions = get_type_hints(kind), _describe_fields(kind)
     for field in fields(kind):
         assert f"--{field.name.replace('_', '-')} " in text
         assert descriptions[field.name].replace("`", "") in text

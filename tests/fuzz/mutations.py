@@ -1,7 +1,6 @@
-"""Files made wrong: bytes flipped, cut and repeated; and what the bytes mean, changed so that they parse.
+"""Damaged files: bytes flipped, cut and repeated, or content changed so that the file still parses.
 
-`mutate` takes a sound file and a source of choices, `random.Random` or Hypothesis's. Where a file carries
-a checksum it is made to fit again, as somebody who means harm would.
+`mutate` takes a sound file and a source of random choices, `random.Random` or Hypothesis's.
 """
 
 import csv
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.runs.files import pack, unpack
+from apportion.runs.files import _unpack, pack
 
 DEEP = 3000
 NUMBERS = [0, -1, 1, 2, 7, 0.5, -0.5, 1e-320, 1e308, -1e308, 2**31, 2**63, 10**400, 0.1 + 0.2]
@@ -29,55 +28,40 @@ VALUES = [*NUMBERS, *ODD, *TEXTS, *NESTED]
 
 
 def mutate(name: str, content: bytes, rng: random.Random) -> bytes:
-    """A file of this name changed one to three times, in its bytes or in what they mean."""
-    inside = _INSIDE.get(name.rpartition(".")[2])
+    """Change a file of this name one to three times, in its bytes or in its content."""
+    change_content = _CHANGES.get(name.rpartition(".")[2], _bytes)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        change = _bytes if inside is None or rng.random() < 0.3 else inside
         try:
-            content = change(content, rng)
+            content = (_bytes if rng.random() < 0.3 else change_content)(content, rng)
         except Exception:
-            # What is broken already cannot be parsed to be changed further.
+            # A file that is already broken cannot be parsed.
             content = _bytes(content, rng)
     return content
 
 
 def _bytes(content: bytes, rng: random.Random) -> bytes:
-    raw = bytearray(content)
-    place = rng.randrange(len(raw) + 1)
+    place = rng.randrange(len(content) + 1)
+    before, after = content[:place], content[place:]
     span = rng.choice([1, 1, 2, 4, 16, 200])
-    kind = rng.randrange(8)
-    if kind == 0:
-        raw[place : place + span] = b""
-    elif kind == 1:
-        raw[place:place] = bytes(rng.randrange(256) for _ in range(span))
-    elif kind == 2:
-        raw[place:place] = raw[max(place - span, 0) : place] * rng.choice([1, 2, 50])
-    elif kind == 3:
-        raw = raw[:place]
-    elif kind == 4:
-        raw[place:place] = rng.choice([b"[" * DEEP, b"{" * DEEP, b"(" * DEEP, b'{"a":' * DEEP])
-    elif kind == 5:
-        whole = [b"", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"PAR1PAR1", b"\n"]
-        raw = bytearray(rng.choice(whole))
-    elif raw:
-        for _ in range(rng.choice([1, 1, 2, 8])):
-            raw[rng.randrange(len(raw))] = rng.randrange(256)
-    return bytes(raw)
+    deep = rng.choice([b"[", b"{", b"(", b'{"a":']) * DEEP
+    whole = rng.choice([b"", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"PAR1PAR1", b"\n"])
+    noise = bytes(rng.randrange(256) for _ in range(span))
+    cut, flipped = before + after[span:], before + noise + after[span:]
+    repeated = before + before[-span:] * rng.choice([1, 2, 50]) + after
+    return rng.choice(
+        [cut, before + noise + after, repeated, before, before + deep + after, whole, flipped]
+    )
 
 
 def change_value(value: Any, rng: random.Random) -> Any:
-    """JSON with one part of it replaced, removed, renamed, repeated or nested."""
-    inner = value if isinstance(value, dict | list) else None
-    if not inner or rng.random() < 0.15:
+    """JSON with one part replaced, removed, renamed, repeated or nested."""
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
         nested = value
-        if rng.random() < 0.1:
-            for _ in range(rng.choice([3, DEEP])):
-                nested = [nested]
+        for _ in range(rng.choice([0, 3, DEEP]) if rng.random() < 0.1 else 0):
+            nested = [nested]
         return rng.choice([*VALUES, nested])
-    places = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
-    place = rng.choice(places)
-    kind = rng.randrange(8)
-    changed = inner.copy()
+    place = rng.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    kind, changed = rng.randrange(8), value.copy()
     if kind == 0:
         del changed[place]
     elif kind == 1 and isinstance(changed, dict):
@@ -85,7 +69,7 @@ def change_value(value: Any, rng: random.Random) -> Any:
     elif kind == 2 and isinstance(changed, list):
         changed.extend(changed[: rng.choice([1, 40])])
     else:
-        changed[place] = change_value(inner[place], rng)
+        changed[place] = change_value(value[place], rng)
     return changed
 
 
@@ -99,20 +83,19 @@ def _json(content: bytes, rng: random.Random) -> bytes:
 
 def _toml(content: bytes, rng: random.Random) -> bytes:
     lines = content.decode().splitlines()
-    values = [k for k, line in enumerate(lines) if " = " in line and not line.startswith("#")]
-    k = rng.choice(values)
+    k = rng.choice([k for k, line in enumerate(lines) if " = " in line and line[0] != "#"])
     name = lines[k].partition(" = ")[0]
     value = f"{name} = {rng.choice(LITERALS)}"
-    twice = lines[k] + "\n" + lines[k]
-    lines[k] = rng.choice([value, value, "", f"{name}x = 1", f"[{name}]", twice])
+    lines[k] = rng.choice(
+        [value, value, "", f"{name}x = 1", f"[{name}]", f"{lines[k]}\n{lines[k]}"]
+    )
     return "\n".join(lines).encode()
 
 
 def _csv(content: bytes, rng: random.Random) -> bytes:
     rows = list(csv.reader(io.StringIO(content.decode())))
-    r, width = rng.randrange(len(rows)), len(rows[0])
-    c = rng.randrange(max(width, 1))
-    kind = rng.randrange(10)
+    r, c = rng.randrange(len(rows)), rng.randrange(len(rows[0]))
+    kind = rng.randrange(9)
     if kind == 0:
         del rows[r]
     elif kind == 1:
@@ -120,15 +103,12 @@ def _csv(content: bytes, rng: random.Random) -> bytes:
     elif kind == 2:
         rows = [row[:c] + row[c + 1 :] for row in rows]
     elif kind == 3:
-        rows = [[*row, row[c] if c < len(row) else ""] for row in rows]
-    elif kind == 4:
         rows[0][c] = str(rng.choice([*TEXTS, *rows[0], ""]))
-    elif kind == 5:
+    elif kind == 4:
         rows[r] = rows[r][: rng.randrange(len(rows[r]) + 1)]
     else:
-        rows[r][c] = str(
-            rng.choice([*VALUES, str(rows[r][c]) + rng.choice(["Z", "+01:00", ",", "e5"])])
-        )
+        changed = rows[r][c] + rng.choice(["Z", "+01:00", ",", "e5"])
+        rows[r][c] = str(rng.choice([*VALUES, changed]))
     out = io.StringIO()
     csv.writer(out, delimiter=rng.choice([",", ",", ",", ";", "\t"])).writerows(rows)
     return out.getvalue().encode("utf-8", "surrogatepass")
@@ -136,8 +116,8 @@ def _csv(content: bytes, rng: random.Random) -> bytes:
 
 def _parquet(content: bytes, rng: random.Random) -> bytes:
     frame = pd.read_parquet(io.BytesIO(content))
-    name = rng.choice(list(frame.columns))
-    kind = rng.randrange(10)
+    name, kind = rng.choice(list(frame.columns)), rng.randrange(8)
+    odd = [None, True, 0.5, b"x", pd.Timestamp("2019-01-01"), [1, 2], [], ["x"]]
     if kind == 0:
         frame = frame.drop(columns=name)
     elif kind == 1:
@@ -147,76 +127,42 @@ def _parquet(content: bytes, rng: random.Random) -> bytes:
     elif kind == 3:
         frame = frame.iloc[: rng.randrange(3)]
     elif kind == 4:
-        frame = pd.concat([frame, frame.iloc[:1]])
+        frame[name] = pd.Series([rng.choice(odd)] * len(frame))
     elif kind == 5:
-        frame[name] = [rng.choice([[1, 2], [], ["x"]])] * len(frame)
-    elif kind == 6:
-        frame[name] = pd.Series(
-            [rng.choice([None, True, 0.5, b"x", pd.Timestamp("2019-01-01")])] * len(frame)
-        )
-    elif kind == 7:
         frame = frame.set_index(name)
     else:
         cells = frame[name].astype(object).tolist()
-        cells[rng.randrange(len(cells))] = rng.choice(
-            [float("nan"), float("inf"), -1.0, 0.0, 1e308, None]
-        )
+        numbers = [float("nan"), float("inf"), -1.0, 0.0, 1e308, None]
+        cells[rng.randrange(len(cells))] = rng.choice(numbers)
         frame[name] = pd.Series(cells, frame.index)
     return frame.to_parquet()
 
 
 def _safetensors(content: bytes, rng: random.Random) -> bytes:
-    arrays, about = unpack(content, "a sound file")
+    arrays, about = _unpack(content, "a sound file")
     if rng.random() < 0.4 or not arrays:
         return pack(arrays, change_value(about, rng))
     name = rng.choice(sorted(arrays))
-    kind = rng.randrange(6)
-    if kind == 0:
-        del arrays[name]
-    elif kind == 1:
-        arrays[rng.choice(["x", name + "/x"])] = arrays.pop(name)
+    array, kind = arrays.pop(name), rng.randrange(6)
+    if kind == 1:
+        arrays[rng.choice(["x", name + "/x"])] = array
     elif kind == 2:
-        arrays[name] = arrays[name].astype(rng.choice([np.int32, np.float64, np.bool_, np.uint8]))
+        arrays[name] = array.astype(rng.choice([np.int32, np.float64, np.bool_, np.uint8]))
     elif kind == 3:
-        arrays[name] = arrays[name][None] if rng.random() < 0.5 else arrays[name].ravel()[:0]
-    else:
-        array = arrays[name].copy()
+        arrays[name] = array[None] if rng.random() < 0.5 else array.ravel()[:0]
+    elif kind > 3:
+        arrays[name] = array.copy()
         if array.size:
-            array.flat[rng.randrange(array.size)] = rng.choice([np.nan, np.inf, 3e38, -1, 0, 5])
-        arrays[name] = array
+            place = rng.randrange(array.size)
+            arrays[name].flat[place] = rng.choice([np.nan, np.inf, 3e38, -1, 0, 5])
     return pack(arrays, about)
 
 
-def _npz(content: bytes, rng: random.Random) -> bytes:
-    with np.load(io.BytesIO(content)) as file:
-        arrays = dict(file)
-    name = rng.choice(sorted(arrays))
-    kind = rng.randrange(5)
-    if kind == 0:
-        del arrays[name]
-    elif kind == 1:
-        arrays[name] = arrays[name].astype(
-            rng.choice([np.float32, np.int64, object, str, np.bool_])
-        )
-    elif kind == 2:
-        arrays[name] = arrays[name][: rng.randrange(2)]
-    elif kind == 3:
-        arrays[name] = arrays[name].reshape(rng.choice([(-1,), (1, -1)]))
-    else:
-        array = arrays[name].astype(np.int64)
-        array.flat[rng.randrange(max(array.size, 1))] = rng.choice([-1, 10, 256, 2**40])
-        arrays[name] = array
-    out = io.BytesIO()
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
-_INSIDE: dict[str, Callable[[bytes, random.Random], bytes]] = {
+_CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "json": _json,
     "toml": _toml,
     "csv": _csv,
     "parquet": _parquet,
     "safetensors": _safetensors,
-    "npz": _npz,
 }
-"""By a name's ending, how what the bytes mean is changed."""
+"""By the ending of a name, the function that changes the content."""

@@ -1,7 +1,7 @@
-"""Every reader of files that a user or somebody else may have written: sound files, and how they are read.
+"""Every reader of files from outside: sound files, and the function that reads them.
 
-`read` takes a folder of such files. It may return, or raise InputError; anything else is a fault, and so is
-a number that is not finite where none belongs, which `read` asserts.
+`read` takes a folder of such files. It may return or raise InputError; anything else is a fault. It asserts
+that numbers are finite.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ from apportion.domains.portfolio.validation import Choice
 from apportion.policy import Pooled
 from apportion.report import write_report
 from apportion.runs.checkpoint import from_arrays, to_arrays
-from apportion.runs.files import pack, read_arrays, to_json
+from apportion.runs.files import pack, read_arrays, read_json, to_json
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import (
-    ARRAYS,
-    DESCRIPTION,
+    _ARRAYS,
+    _DESCRIPTION,
     _digest,
     load_about,
     load_policy,
@@ -47,7 +47,6 @@ from apportion.runs.policy_file import (
 from apportion.runs.settings import read_settings, to_toml
 from apportion.studies.engine import Cell, CellStore, Plan
 from apportion.studies.study import FigureResult, Verdict
-from apportion.theory.pooling import Transitions
 from apportion_charging.backtest import check_facts
 from apportion_charging.controller import Controller, read_now
 from apportion_charging.forecasts import Predictor
@@ -62,14 +61,14 @@ QUICK, SLOW = 8.2, 0.3
 
 @dataclass(frozen=True)
 class Reader:
-    """Sound files by name, and what reads them from a folder."""
+    """Sound files by name, and the function that reads them from a folder."""
 
     files: Callable[[], Files]
     read: Callable[[Path], Any]
     mend: Callable[[Files], Files] = lambda files: files
-    """Makes checksums fit again that go over several files."""
+    """Updates digests that link several files."""
     share: float = 1.0
-    """Of the inputs: quick readers get more, slow ones fewer."""
+    """Share of the inputs: quick readers get more, slow ones fewer."""
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> Path:
@@ -82,7 +81,7 @@ def write(files: Mapping[str, bytes], folder: Path) -> Path:
 
 
 def changed(reader: Reader, rng: Any) -> Files:
-    """A sound set of files with one of them made wrong."""
+    """A sound set of files with one of them damaged."""
     files = dict(reader.files())
     name = rng.choice(sorted(files))
     files[name] = mutate(name, files[name], rng)
@@ -164,8 +163,14 @@ _PREDICTOR = {
 }
 
 
-def _sessions(name: str, folder: Path) -> None:
-    checked = inspect_sessions(folder / name)
+_FACTS = {
+    **{"job": "charging", "task_size": 4, "capacity": [0.1, 0.3], "predictor": _PREDICTOR},
+    **{"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}},
+}
+
+
+def _sessions(folder: Path) -> None:
+    checked = inspect_sessions(folder / "s.csv")
     frame = checked.frame
     checked.summary()
     fingerprint(frame)
@@ -175,9 +180,9 @@ def _sessions(name: str, folder: Path) -> None:
 
 
 def _now(folder: Path) -> None:
-    # Whatever it says is answered: only what is no JSON is refused.
-    told = _controller().allocate(read_now(folder / "now.json")).to_json()
-    assert_finite([*told["allocation_kw"].values(), told["unused_kw"]])
+    # Any JSON gets an answer.
+    answer = _controller().allocate(read_now(folder / "now.json")).to_json()
+    assert_finite([*answer["allocation_kw"].values(), answer["unused_kw"]])
 
 
 @cache
@@ -237,41 +242,38 @@ def _run(folder: Path) -> None:
 
 
 @cache
-def _policy_files(job: str) -> Files:
-    if job == "portfolio":
-        policy = PartialTrading(EqualShares(), 0.5)
-        about = {"job": job, "window": 8, "channels": 1, "cost": 0.0025, "trained_on": ["A"]}
-        about |= {"last": "2000-01-20", "rules": {"max_weight": 0.6}}
-    else:
-        policy = Pooled(channels=3, hidden=4, key=jax.random.key(0))
-        about = {"job": job, "task_size": 4, "capacity": [0.1, 0.3], "predictor": _PREDICTOR}
-        about |= {"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}}
+def _policy_files() -> Files:
+    about = {"job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025, "trained_on": ["A"]}
+    about |= {"last": "2000-01-20", "rules": {"max_weight": 0.6}}
     with tempfile.TemporaryDirectory() as folder:
-        save_policy(policy, folder, about)
-        return {name: (Path(folder) / name).read_bytes() for name in (ARRAYS, DESCRIPTION)}
+        save_policy(PartialTrading(EqualShares(), 0.5), folder, about)
+        return {name: (Path(folder) / name).read_bytes() for name in (_ARRAYS, _DESCRIPTION)}
 
 
 def _mend_policy(files: Files) -> Files:
     """The arrays' header says which description belongs to them."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            arrays, about = read_arrays(write(files, Path(folder)) / ARRAYS)
-        about["description"] = _digest(json.loads(files[DESCRIPTION]))
-        return files | {ARRAYS: pack(arrays, about)}
+            arrays, about = read_arrays(write(files, Path(folder)) / _ARRAYS)
+        about["description"] = _digest(json.loads(files[_DESCRIPTION]))
+        return files | {_ARRAYS: pack(arrays, about)}
     except Exception:
         # Too broken to be mended.
         return files
 
 
-def _policy(job: str, folder: Path) -> None:
+def _policy(folder: Path) -> None:
     policy = load_policy(folder)
     for leaf in jax.tree.leaves(policy):
         if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
             assert np.isfinite(np.asarray(leaf)).all()
-    if job == "portfolio":
-        TrainedPolicy.of(policy, load_about(folder)).series(MARKET.prices)
-    else:
-        about = load_about(folder)
+    TrainedPolicy.of(policy, load_about(folder)).series(MARKET.prices)
+
+
+def _facts(folder: Path) -> None:
+    """What a charging policy says about itself."""
+    about = read_json(folder / "about.json")
+    if isinstance(about, dict):
         check_facts(about)
         Predictor.from_dict(about.get("predictor", {}))
 
@@ -310,14 +312,6 @@ def _study(folder: Path) -> None:
     plt.close("all")
 
 
-def _transitions_file() -> Files:
-    rng = np.random.default_rng(0)
-    rows = "\n".join(
-        f"t{i % 2},s{rng.integers(3)},a{i % 3},{rng.normal():.3f},s0" for i in range(12)
-    )
-    return {"tasks.csv": f"task,state,action,reward,next_state\n{rows}\n".encode()}
-
-
 def _mnist_file() -> Files:
     rng = np.random.default_rng(0)
     arrays = {
@@ -331,24 +325,13 @@ def _mnist_file() -> Files:
 
 
 def _study_page() -> Files:
-    verdict = {
-        "claim": "a",
-        "holds": True,
-        "outcome": "holds",
-        "estimate": 0.5,
-        "n": 4,
-        "paper": True,
-    }
-    figure = {
-        "name": "fig1",
-        "title": "t",
-        "notes": ["n"],
-        "table": "table.csv",
-        "picture": "figure.png",
-    }
+    verdict = {"claim": "a", "holds": True, "outcome": "holds", "estimate": 0.5, "n": 4}
+    verdict |= {"paper": True, "interval": [0.1, None], "adjusted": "holds"}
+    figure = {"name": "fig1", "title": "t", "notes": ["n"]}
+    figure |= {"table": "table.csv", "picture": "figure.png"}
     about = {"name": "fig1", "figures": [figure], "settings": {"seed": 0}, "seed": 0}
     return {
-        "verdict.json": _json([verdict | {"interval": [0.1, None], "adjusted": "holds"}]),
+        "verdict.json": _json([verdict]),
         "study.json": _json(about),
         "table.csv": b"a,b\n1,2\n3,4\n",
     }
@@ -356,24 +339,21 @@ def _study_page() -> Files:
 
 def _run_page() -> Files:
     card = {"label": "l", "value": "+1", "interval": "[0, 2]", "note": "n", "outcome": "holds"}
-    steps = "step,task,reward,deviation,score,loss,gradient_norm\n"
-    days = ["2020-01-01", "2020-01-02", "2020-01-03"]
     head = {"title": "t", "subtitle": "s", "cards": [card], "words": ["w"], "lead": "l"}
+    tables = {
+        "metrics": "step,task,reward,deviation,score,loss,gradient_norm\n1,0,0.1,0.2,0.3,0.4,0.5\n",
+        "values": "date,policy,equal-crp\n2020-01-01,1.0,1.1\n2020-01-02,1.0,1.1\n",
+        "allocations": "date,A,B\n2020-01-01,0.5,0.5\n2020-01-02,0.5,0.5\n",
+        "choice": "k,eta,steps,sharpe_gain\n0.5,0.1,3,0.2\n",
+        "strategies": "strategy,wealth,wealth_low,wealth_high\npolicy,1.5,1,2\n",
+        "probabilities": "step,task 0,task 1\n1,0.5,0.5\n2,0.4,0.6\n",
+        "accuracy": "round,learned,fedavg\n1,0.5,0.4\n2,0.6,0.5\n",
+    }
     return {
         "headline.json": _json(head),
         "settings.toml": b'job = "budget"\nseed = 0\n',
         "environment.json": b'{"versions": {"jax": "1"}, "data": {}}',
-        "metrics.csv": (
-            steps + "\n".join(f"{n},{n % 2},0.1,0.2,0.3,0.4,0.5" for n in range(9))
-        ).encode(),
-        "values.csv": (
-            "date,policy,equal-crp\n" + "".join(f"{d},1.0,1.1\n" for d in days)
-        ).encode(),
-        "allocations.csv": ("date,A,B\n" + "".join(f"{d},0.5,0.5\n" for d in days)).encode(),
-        "choice.csv": b"k,eta,steps,sharpe_gain\n0.5,0.1,3,0.2\n",
-        "strategies.csv": b"strategy,wealth,wealth_low,wealth_high\npolicy,1.5,1,2\n",
-        "probabilities.csv": b"step,task 0,task 1\n1,0.5,0.5\n2,0.4,0.6\n",
-        "accuracy.csv": b"round,learned,fedavg\n1,0.5,0.4\n2,0.6,0.5\n",
+        **{f"{name}.csv": text.encode() for name, text in tables.items()},
     }
 
 
@@ -389,29 +369,15 @@ def _table(name: str, frame: Callable[[], pd.DataFrame]) -> Callable[[], Files]:
     return lambda: {name: frame().to_parquet()}
 
 
-def _session_frame() -> pd.DataFrame:
-    frame = pd.read_csv(io.StringIO(SESSIONS), dtype={"station": str})
-    return frame.assign(arrival=pd.to_datetime(frame.arrival))
-
-
 SHARES = "ticker,share\nA,0.25\nB,0.5\n000001,0.25\n"
 READERS: dict[str, Reader] = {
     "prices, wide CSV": Reader(
         _text("p.csv", MARKET.prices.to_frame().to_csv()), partial(_prices, "p.csv")
     ),
-    "prices, long CSV": Reader(
-        _text("p.csv", _long().to_csv(index=False)), partial(_prices, "p.csv")
-    ),
-    "prices, wide Parquet": Reader(
-        _table("p.parquet", MARKET.prices.to_frame), partial(_prices, "p.parquet")
-    ),
     "prices, long Parquet": Reader(_table("p.parquet", _long), partial(_prices, "p.parquet")),
     "holdings, CSV": Reader(_text("h.csv", SHARES), _holdings, share=QUICK),
-    "sessions, CSV": Reader(_text("s.csv", SESSIONS), partial(_sessions, "s.csv")),
-    "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), partial(_sessions, "s.csv")),
-    "sessions, Parquet": Reader(
-        _table("s.parquet", _session_frame), partial(_sessions, "s.parquet")
-    ),
+    "sessions, CSV": Reader(_text("s.csv", SESSIONS), _sessions),
+    "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), _sessions),
     "what a controller sees": Reader(_text("now.json", to_json(NOW)), _now, share=QUICK),
     **{
         f"settings of {job}": Reader(
@@ -422,19 +388,10 @@ READERS: dict[str, Reader] = {
         for job in domain_names()
     },
     "a run's folder": Reader(cache(_run_files), _run),
-    "a portfolio policy": Reader(
-        partial(_policy_files, "portfolio"), partial(_policy, "portfolio"), _mend_policy
-    ),
-    "a charging policy": Reader(
-        partial(_policy_files, "charging"), partial(_policy, "charging"), _mend_policy, SLOW
-    ),
+    "a portfolio policy": Reader(_policy_files, _policy, _mend_policy),
+    "facts of a charging policy": Reader(_text("about.json", to_json(_FACTS)), _facts, share=QUICK),
     "a study's cells": Reader(cache(partial(_study_files, False)), _study),
     "a study's rows": Reader(cache(partial(_study_files, True)), _study),
-    "transitions": Reader(
-        _transitions_file,
-        lambda folder: assert_finite(Transitions.of(folder / "tasks.csv").reward),
-        share=QUICK,
-    ),
     "mnist.npz": Reader(
         cache(_mnist_file), lambda folder: load_images(folder / "mnist.npz"), share=QUICK
     ),
@@ -444,7 +401,7 @@ READERS: dict[str, Reader] = {
 
 
 def read_quietly(reader: Reader, folder: Path) -> None:
-    """Read, without a word about what was only worth a warning."""
+    """Read without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reader.read(folder)

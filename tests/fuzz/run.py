@@ -1,9 +1,9 @@
-"""Every reader of files against files made wrong: it may return or raise InputError, and nothing else.
+"""Every reader of files against damaged files: it may return or raise InputError, and nothing else.
 
     python tests/fuzz/run.py [--inputs N] [--only WORDS] [--seed S]
 
-Writes docs/results/fuzz/table.csv: a row for each reader with the inputs tried, what became of them, and
-the slowest. Inputs that found a fault are kept under build/fuzz.
+Writes docs/results/fuzz/table.csv: for each reader the inputs tried, what became of them, and the slowest.
+Inputs that found a fault are kept under build/fuzz.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from apportion.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "results" / "fuzz" / "table.csv"
-KEPT = ROOT / "build" / "fuzz"
 COLUMNS = ("reader", "inputs", "read", "refused", "faults", "kinds", "slowest_ms")
 LIMIT_S = 10
 
@@ -38,66 +37,44 @@ def _hung(*_: Any) -> None:
     raise Hung
 
 
-def outcome_of(reader: Reader, files: dict[str, bytes], folder: Path) -> str:
+def outcome_of(reader: Reader, files: dict[str, bytes]) -> str:
     """`read`, `refused`, or the kind of the fault with its place."""
-    for old in sorted(folder.rglob("*"), reverse=True):
-        old.rmdir() if old.is_dir() else old.unlink()
-    write(files, folder)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    try:
-        read_quietly(reader, folder)
-        return "read"
-    except InputError as error:
-        return "refused" if str(error).strip() else "an empty sentence"
-    except (Exception, Hung) as error:
-        place = traceback.extract_tb(error.__traceback__)
-        own = [
-            frame for frame in place if "apportion" in frame.filename or "fuzz" in frame.filename
-        ]
-        return f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        write(files, Path(folder))
+        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+        try:
+            read_quietly(reader, Path(folder))
+            return "read"
+        except InputError as error:
+            return "refused" if str(error).strip() else "an empty sentence"
+        except (Exception, Hung) as error:
+            places = traceback.extract_tb(error.__traceback__)
+            own = [
+                frame
+                for frame in places
+                if "apportion" in frame.filename or "fuzz" in frame.filename
+            ]
+            return f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _fuzz(name: str, inputs: int, seed: int) -> dict[str, Any]:
-    """One reader under mutations of our own."""
-    rng = random.Random(f"{seed} {name}")
+def fuzz(name: str, inputs: int, seed: int) -> dict[str, Any]:
+    """A row of the table: one reader on that many damaged files."""
+    rng, reader = random.Random(f"{seed} {name}"), READERS[name]
     found, slowest = Counter(), 0.0
-    with tempfile.TemporaryDirectory() as place:
-        sound = outcome_of(READERS[name], READERS[name].files(), Path(place))
-        if sound != "read":
-            return row(name, Counter({f"the sound file is {sound}": 1}), 0.0)
-        for number in range(inputs):
-            files = changed(READERS[name], rng)
-            begun = time.monotonic()
-            outcome = outcome_of(READERS[name], files, Path(place))
-            slowest = max(slowest, time.monotonic() - begun)
-            found[outcome] += 1
-            if outcome not in ("read", "refused") and found[outcome] <= 3:
-                write(files, KEPT / name / f"{outcome.partition(' ')[0]}-{number}")
-    return row(name, found, slowest)
-
-
-def row(name: str, found: Counter, slowest: float) -> dict[str, Any]:
-    """A row of the table."""
+    for number in range(inputs):
+        files = changed(reader, rng)
+        begun = time.monotonic()
+        outcome = outcome_of(reader, files)
+        slowest = max(slowest, time.monotonic() - begun)
+        found[outcome] += 1
+        if outcome not in ("read", "refused") and found[outcome] <= 3:
+            write(files, ROOT / "build" / "fuzz" / name / f"{outcome.partition(' ')[0]}-{number}")
     faults = {kind: count for kind, count in found.items() if kind not in ("read", "refused")}
-    values = (name, found.total(), found["read"], found["refused"], sum(faults.values()))
     kinds = "; ".join(f"{count} x {kind}" for kind, count in sorted(faults.items()))
-    return dict(zip(COLUMNS, (*values, kinds, round(1000 * slowest)), strict=True))
-
-
-def save(found: dict[str, Any]) -> None:
-    """Put a row into the table, in place of what was known of the same reader before."""
-    known: dict[str, dict[str, Any]] = {}
-    if TABLE.exists():
-        with TABLE.open(newline="") as file:
-            known = {row["reader"]: dict(row) for row in csv.DictReader(file)}
-    known |= {found["reader"]: found}
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    with TABLE.open("w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
-        table.writeheader()
-        table.writerows(known[name] for name in READERS if name in known)
+    values = (name, inputs, found["read"], found["refused"], sum(faults.values()), kinds)
+    return dict(zip(COLUMNS, (*values, round(1000 * slowest)), strict=True))
 
 
 def main() -> None:
@@ -108,15 +85,18 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["MPLBACKEND"] = "Agg"
     signal.signal(signal.SIGALRM, _hung)
-    faults = total = 0
-    for name, reader in READERS.items():
-        if options.only not in name:
-            continue
-        found = _fuzz(name, int(options.inputs * reader.share), options.seed)
-        save(found)
-        total, faults = total + found["inputs"], faults + found["faults"]
-        print(" ".join(f"{found[column]}" for column in COLUMNS), flush=True)
-    print(f"{total} inputs, {faults} faults")
+    with TABLE.open(newline="") as file:
+        known = {row["reader"]: row for row in csv.DictReader(file)}
+    faults = 0
+    for name in [name for name in READERS if options.only in name]:
+        found = fuzz(name, int(options.inputs * READERS[name].share), options.seed)
+        print(*found.values(), flush=True)
+        faults += found["faults"]
+        known[name] = found
+        with TABLE.open("w", newline="") as file:
+            table = csv.DictWriter(file, COLUMNS)
+            table.writeheader()
+            table.writerows(known[name] for name in READERS if name in known)
     sys.exit(bool(faults))
 
 

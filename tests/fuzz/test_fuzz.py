@@ -1,4 +1,4 @@
-"""Every reader of files returns or refuses in a sentence, whatever a file holds; run.py tries far more."""
+"""Every reader of files returns or refuses in one sentence; run.py tries far more files."""
 
 import contextlib
 import tempfile
@@ -20,7 +20,7 @@ def test_sound_files_are_read(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.share > SLOW])
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False))
-def test_a_file_made_wrong_is_read_or_refused(name, rng):
+def test_a_damaged_file_is_read_or_refused(name, rng):
     files = changed(READERS[name], rng)
     with tempfile.TemporaryDirectory() as folder:
         write(files, Path(folder))

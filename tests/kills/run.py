@@ -1,10 +1,10 @@
-"""Jobs of every kind killed with SIGKILL at random moments; the same command must then end as undisturbed.
+"""Kill jobs of every kind with SIGKILL at random moments; the same command must then end as undisturbed.
 
     python tests/kills/run.py [--kills N] [--only NAME ...] [--seed S] [--table FILE]
 
-A third of the kills strike inside a save, just before or after a file gets its name; the others at any
-moment. After each kill every file must be whole; after a few the job is let end, and must leave to the bit
-what a job leaves that nobody disturbed. Writes docs/results/kills/table.csv, or FILE.
+A third of the kills happen inside a save, just before or after a file gets its name; the others at any
+moment. After each kill every file must be whole. After a few kills the job may end, and its files must be
+bit for bit those of an undisturbed job. Writes docs/results/kills/table.csv, or FILE.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "results" / "kills" / "table.csv"
@@ -31,27 +31,25 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 sys.path.append(str(ROOT / "tests"))
 
-# What takes long to import: every life of a job is a fork of this process, which itself computes nothing.
+# Slow imports: every start of a job is a fork of this process, which itself computes nothing.
 from jobs import JOBS, Job, make_data, what_is_damaged  # noqa: E402
 
 import apportion.report  # noqa: E402
-import apportion.runs.export  # noqa: E402
 import apportion.studies.executors  # noqa: E402, F401
 
-READS_A_RUN = {"backtest --out", "certify --out", "export"}
 IN_A_ROW = 8
 """Kills before a job is let end."""
 LIMIT_S = 300
 
 
-def live(job: Job, data: Path, out: Path, log: Path, dies_at: int | None = None) -> int:
+def start(job: Job, data: Path, out: Path, log: Path, dies_at: int | None = None) -> int:
     """Begin or continue a job in a process of its own; returns its id."""
     child = os.fork()
     if child:
         return child
-    told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
-        os.dup2(told, stream)
+        os.dup2(output, stream)
     if dies_at is not None:
         _die_in_save(dies_at)
     code = 1
@@ -59,7 +57,7 @@ def live(job: Job, data: Path, out: Path, log: Path, dies_at: int | None = None)
         job.run(data, out)
         code = 0
     finally:
-        # Without the farewells of threads, which a fork may wait for in vain.
+        # An ordinary exit would wait for threads that a fork does not have.
         os._exit(code)
 
 
@@ -90,9 +88,9 @@ def wait(child: int, seconds: float) -> bool:
 
 
 def to_the_end(job: Job, data: Path, out: Path, log: Path) -> float:
-    """Let a job end; the seconds it took."""
+    """Run a job to its end; return the seconds it took."""
     begun = time.monotonic()
-    child = live(job, data, out, log)
+    child = start(job, data, out, log)
     if not wait(child, LIMIT_S):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -100,7 +98,7 @@ def to_the_end(job: Job, data: Path, out: Path, log: Path) -> float:
 
 
 def digest(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """What the files are, to the bit."""
+    """SHA-256 of each file."""
     found = {name: folder / name for name in names}
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
@@ -108,25 +106,26 @@ def digest(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
     }
 
 
+@dataclass
 class Tally:
     """Kills, resumptions and faults of a job by stage."""
 
-    def __init__(self):
-        self.kills, self.resumed, self.faults = Counter(), Counter(), Counter()
-        self.what: dict[str, str] = {}
+    kills: Counter = field(default_factory=Counter)
+    resumed: Counter = field(default_factory=Counter)
+    faults: Counter = field(default_factory=Counter)
+    what: dict[str, str] = field(default_factory=dict)
 
     def fault(self, stages: list[str], what: str) -> None:
-        for stage in stages:
-            self.faults[stage] += 1
-            self.what[stage] = what
+        self.faults.update(stages)
+        self.what |= dict.fromkeys(stages, what)
 
 
 def kill_once(
     job: Job, data: Path, out: Path, log: Path, span: float, rng: random.Random
 ) -> str | None:
-    """One life of a job ended by SIGKILL; the stage it was at, or None where it was done before."""
+    """Start a job and kill it; return its stage, or None if it had ended before."""
     inside = rng.random() < 1 / 3
-    child = live(job, data, out, log, rng.randrange(2, 24) if inside else None)
+    child = start(job, data, out, log, rng.randrange(2, 24) if inside else None)
     ended = wait(child, LIMIT_S if inside else rng.uniform(0, span))
     if not ended:
         os.kill(child, signal.SIGKILL)
@@ -136,8 +135,8 @@ def kill_once(
     return job.stage(out)
 
 
-def torment(name: str, kills: int, data: Path, rng: random.Random) -> Tally:
-    """A job killed so many times, in rows of a few, each row ended undisturbed and compared."""
+def kill_often(name: str, kills: int, data: Path, rng: random.Random) -> Tally:
+    """Kill a job that many times; after every few kills let it end, and compare its files."""
     job, tally, place = JOBS[name], Tally(), data.parent
     log, out = place / "log.txt", place / "out"
     to_the_end(job, data, place / f"{name}-cold", log)
@@ -172,24 +171,15 @@ def torment(name: str, kills: int, data: Path, rng: random.Random) -> Tally:
     return tally
 
 
-def save(name: str, tally: Tally, table: Path) -> None:
-    """Add a job's kills to those in the table; without the table counting begins anew."""
-    known: dict[tuple[str, str], list[Any]] = {}
-    if table.exists():
-        with table.open(newline="") as file:
-            for job, stage, *counts, what in list(csv.reader(file))[1:]:
-                known[job, stage] = [*map(int, counts), what]
-    for stage, kills in tally.kills.items():
-        before = known.get((name, stage), [0, 0, 0, ""])
-        counts = (kills, tally.resumed[stage], tally.faults[stage])
-        added = [one + other for one, other in zip(before, counts, strict=False)]
-        known[name, stage] = [*added, tally.what.get(stage, before[3])]
-    order = list(JOBS)
+def save(tallies: dict[str, Tally], table: Path) -> None:
+    """Write the table: a row for each job and stage."""
     with table.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for key in sorted(known, key=lambda key: (order.index(key[0]), key[1])):
-            writer.writerow([*key, *known[key]])
+        for name, tally in tallies.items():
+            for stage, kills in sorted(tally.kills.items()):
+                counts = (kills, tally.resumed[stage], tally.faults[stage])
+                writer.writerow([name, stage, *counts, tally.what.get(stage, "")])
 
 
 def main() -> None:
@@ -199,21 +189,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
-    faults = 0
+    tallies: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as made:
         data = Path(made) / "data"
         data.mkdir()
         make_data(data)
         chosen = [name for name in JOBS if any(words in name for words in options.only)]
-        if set(chosen) & READS_A_RUN:
+        if "backtest --out" in chosen:
             to_the_end(JOBS["train portfolio"], data, data / "market", Path(made) / "log.txt")
         for name in chosen:
             rng = random.Random(f"{options.seed} {name}")
-            tally = torment(name, -(-options.kills * JOBS[name].kills // 200), data, rng)
-            save(name, tally, options.table)
-            faults += tally.faults.total()
-            for stage, what in tally.what.items():
+            tallies[name] = kill_often(name, -(-options.kills * JOBS[name].kills // 200), data, rng)
+            save(tallies, options.table)
+            for stage, what in tallies[name].what.items():
                 print(f"  fault, {stage}: {what}", flush=True)
+    faults = sum(tally.faults.total() for tally in tallies.values())
     print(f"{faults} faults")
     sys.exit(bool(faults))
 

@@ -305,7 +305,7 @@ BRIDGES = (
           "tests/bridges/test_skfolio.py::test_what_is_held_enters_the_decision"),
     Fault("an ended episode still pays", "src/apportion/bridges/gymnasium/environments.py",
           "kept = jnp.where(ended, 0.0, step.reward)", "kept = step.reward",
-          "tests/bridges/test_gymnasium.py::test_an_ended_episode_begins_anew_at_the_next_step_and_says_how_it_ended"),
+          "tests/bridges/test_gymnasium.py::test_an_ended_episode_restarts_at_the_next_step_and_reports_how_it_ended"),
     Fault("terminated is truncated", "src/apportion/bridges/gymnasium/environments.py",
           "ends = bool(step.terminated), bool(step.truncated)",
           "ends = bool(step.truncated), bool(step.terminated)",

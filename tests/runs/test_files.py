@@ -1,6 +1,7 @@
-"""Files are written whole or not at all, folders are one writer's alone, and what is damaged is noticed."""
+"""Writes are atomic, a folder has one writer, and damage is detected."""
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -15,19 +16,21 @@ from safetensors.numpy import save
 from apportion.errors import InputError
 from apportion.runs.files import (
     SUMS,
+    _unpack,
     checksummed,
     only_writer,
     pack,
     pack_rows,
     read_arrays,
+    read_bytes,
     read_json,
     read_rows,
     require_free,
     require_new,
     require_writable,
-    unpack,
     write_arrays,
     write_atomic,
+    write_checked,
     write_json,
 )
 
@@ -38,74 +41,79 @@ ARRAYS = {
     "key": np.array([7, 2**32 - 1], np.uint32),
     "none": np.zeros((0, 3), np.float32),
 }
-RAW = pack(ARRAYS, {"step": 3, "note": '{"sha256": "' + "0" * 64 + '"}'})
+RAW = pack(ARRAYS, {"step": 3})
+
+
+def flips(raw, every=1):
+    """The bytes with one bit of each byte flipped in turn."""
+    for place in range(0, len(raw), every):
+        yield raw[:place] + bytes([raw[place] ^ 1 << place % 7]) + raw[place + 1 :]
 
 
 def test_what_is_packed_comes_back_with_its_types_and_shapes():
-    arrays, about = unpack(RAW, "x")
-    assert about == {"step": 3, "note": '{"sha256": "' + "0" * 64 + '"}'}
+    arrays, about = _unpack(RAW, "x")
+    assert about == {"step": 3}
     assert arrays.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         assert arrays[name].dtype == array.dtype
         assert arrays[name].shape == array.shape
         np.testing.assert_array_equal(arrays[name], array)
     # The same content gives the same bytes.
-    assert pack(dict(reversed(ARRAYS.items())), unpack(RAW, "x")[1]) == RAW
+    assert pack(dict(reversed(ARRAYS.items())), about) == RAW
 
 
-def test_a_file_cut_at_any_byte_or_with_any_byte_flipped_is_detected():
-    for place in range(len(RAW)):
-        flipped = bytearray(RAW)
-        flipped[place] ^= 1 << place % 8
-        for broken in (RAW[:place], bytes(flipped)):
-            with pytest.raises(InputError, match=r"^x: "):
-                unpack(broken, "x")
+def test_a_file_of_arrays_cut_or_changed_anywhere_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    write_arrays(path, ARRAYS, {"step": 3})
+    raw = path.read_bytes()
+    for broken in (*flips(raw), *(raw[:size] for size in range(0, len(raw), 7))):
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match="the checksum in SHA256SUMS does not match"):
+            read_arrays(path)
 
 
-def test_rows_with_any_byte_flipped_are_detected_or_the_same(tmp_path):
+def test_rows_of_a_study_cut_or_changed_anywhere_are_refused(tmp_path):
     frame = pd.DataFrame({"cell": ["a", "b"], "value": [1.5, -2.0], "n": [1, 2]})
-    raw, path = pack_rows(frame), tmp_path / "rows.parquet"
+    raw, path = pack_rows(frame), tmp_path / "cells" / "a.parquet"
     assert pack_rows(frame) == raw
-    path.write_bytes(raw)
-    pd.testing.assert_frame_equal(pd.read_parquet(path), frame)
-    tried, refused = range(0, len(raw), 5), 0
-    for place in tried:
-        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
-        try:
-            pd.testing.assert_frame_equal(read_rows(path, "put it back"), frame)
-        except InputError as error:
-            assert str(error).startswith(f"{path}: ")  # noqa: PT017
-            refused += 1
-    # The words before the checksum are all that may be lost.
-    assert len(tried) - refused <= len("apportion-sha256:") / 5 + 1
-    # Of an earlier version, without one: whatever its bytes say, it is a table or a sentence.
-    raw, refused = frame.to_parquet(), 0
-    path.write_bytes(raw)
+    for name in ("a", "other", "a-b"):
+        write_checked(
+            tmp_path, f"cells/{name}.parquet", raw if name == "a" else pack_rows(frame[:1])
+        )
     pd.testing.assert_frame_equal(read_rows(path, "put it back"), frame)
-    for place in range(0, len(raw), 11):
-        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
-        try:
-            read_rows(path, "put it back")
-        except InputError as error:
-            assert str(error).startswith(f"{path}: cannot be read")  # noqa: PT017
-            refused += 1
-    assert refused
+    for broken in (*flips(raw, 5), raw[:-1], (tmp_path / "cells" / "other.parquet").read_bytes()):
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match=r"a\.parquet: the checksum .*; compute it again"):
+            read_rows(path, "compute it again")
+
+
+def test_checksums_are_those_of_sha256sum_and_of_files_that_are_there(tmp_path):
+    for name in ("checkpoints/1", "checkpoints/2"):
+        write_checked(tmp_path, name, name.encode())
+    # A process killed in an append leaves half a line; a file removed and made again has two.
+    with open(tmp_path / SUMS, "ab") as file:
+        file.write(b"abc")
+    (tmp_path / "checkpoints/1").unlink()
+    write_checked(tmp_path, "checkpoints/2", b"other")
+    assert read_bytes(tmp_path / "checkpoints/2") == b"other"
+    with checksummed(tmp_path, "a.json", "not-there.csv"):
+        write_json(tmp_path / "a.json", {})
+    lines = (tmp_path / SUMS).read_text().splitlines()
+    sound = [
+        f"{hashlib.sha256(c).hexdigest()}  {n}"
+        for n, c in (("a.json", b"{}\n"), ("checkpoints/2", b"other"))
+    ]
+    assert [line for line in lines if line != "abc"] == sound
 
 
 def test_any_byte_flipped_of_a_file_or_of_its_checksum_is_detected_or_changes_nothing(tmp_path):
     content, sums = tmp_path / "results.json", tmp_path / SUMS
-    with checksummed(tmp_path, "results.json", "not-there.csv"):
+    with checksummed(tmp_path, "results.json"):
         write_json(content, {"served": 0.5})
-    with checksummed(tmp_path, "other.json"):
-        write_json(tmp_path / "other.json", {})
-    assert [line.split("  ")[1] for line in sums.read_text().splitlines()] == [
-        "other.json",
-        "results.json",
-    ]
     for file in (content, sums):
         raw, refused = file.read_bytes(), 0
-        for place in range(len(raw)):
-            file.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 7]) + raw[place + 1 :])
+        for broken in flips(raw):
+            file.write_bytes(broken)
             try:
                 assert read_json(content) == {"served": 0.5}
             except InputError as error:
@@ -115,7 +123,7 @@ def test_any_byte_flipped_of_a_file_or_of_its_checksum_is_detected_or_changes_no
         assert refused == len(raw) if file == content else refused >= 64
 
 
-def test_whoever_dies_while_writing_leaves_no_checksum_of_another_content(tmp_path):
+def test_a_process_that_dies_while_writing_leaves_no_checksum_of_other_content(tmp_path):
     for content in (1, 2):
         with checksummed(tmp_path, "a.json"):
             write_json(tmp_path / "a.json", content)
@@ -160,7 +168,7 @@ def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch)
             with pytest.raises(OSError, match="power cut"):
                 write_arrays(path, {}, {"step": 2})
     assert read_arrays(path)[1] == {"step": 1}
-    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+    assert {file.name for file in tmp_path.iterdir()} == {"state.safetensors", SUMS}
 
 
 def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
@@ -177,9 +185,9 @@ def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("about", [None, 3, "text"])
 def test_a_description_that_is_no_object_is_refused(about):
-    note = json.dumps({"sha256": "0" * 64, "about": about})
+    note = json.dumps({"about": about})
     with pytest.raises(InputError, match=r"^x: not a file that apportion wrote"):
-        unpack(save({}, {"apportion": note}), "x")
+        _unpack(save({}, {"apportion": note}), "x")
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
@@ -245,7 +253,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_pat
     # Another process may be saving the others.
     with checksummed(tmp_path, "a.json"):
         assert there() == list(names[2:])
-    # Nobody else saves anything here.
+    # The only writer of the folder.
     _write_in(tmp_path)
     assert there() == [".mine.part"]
 

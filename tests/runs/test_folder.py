@@ -17,7 +17,7 @@ from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
 from apportion.runs.checkpoint import from_arrays, to_arrays
-from apportion.runs.folder import KEPT, Run
+from apportion.runs.folder import _KEPT_CHECKPOINTS, Run
 from apportion.runs.settings import read_settings, to_toml
 from apportion.tasks import draw_tasks
 
@@ -60,7 +60,7 @@ def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
 def test_only_the_newest_checkpoints_are_kept_and_read_without_a_warning(run):
     for step in range(1, 8):
         run.write_checkpoint(step, {"x": np.arange(step)}, {})
-    assert len(list((run.folder / "checkpoints").iterdir())) == KEPT
+    assert len(list((run.folder / "checkpoints").iterdir())) == _KEPT_CHECKPOINTS
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run.newest_checkpoint()[0] == 7

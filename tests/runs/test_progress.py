@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from apportion.runs.progress import (
-    Lines,
-    Live,
     Quiet,
     TrainingStatus,
-    collapse,
+    _collapse_warning,
+    _Lines,
+    _Live,
     open_progress,
 )
 
@@ -29,13 +29,13 @@ def _status(step: int, warning: str = "") -> TrainingStatus:
     ],
 )
 def test_a_collapsed_policy_is_warned_of(deviation, width, done, words):
-    warning = collapse(deviation, width, done)
+    warning = _collapse_warning(deviation, width, done)
     assert words in warning
     assert bool(warning) == bool(words)
 
 
 def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
-    lines = Lines(seconds=3600.0)
+    lines = _Lines(seconds=3600.0)
     for step in range(10, 101, 10):
         lines.training(_status(step, "" if step < 50 else "it collapsed"))
     lines.note("a note")
@@ -72,23 +72,15 @@ def _terminal(monkeypatch) -> io.StringIO:
     return terminal
 
 
-def test_a_terminal_gets_a_live_display_with_everything_on_it(monkeypatch):
-    terminal = _terminal(monkeypatch)
-    with open_progress() as progress:
-        assert isinstance(progress, Live)
-        progress.stage("compiling")
-        progress.training(_status(50, "it collapsed"), "P-MTL [bold]")
-        progress.note("a [note]")
-    shown = terminal.getvalue()
-    for part in ("step 50 of 100", "0.25", "3 (40%)", "it collapsed", "P-MTL [bold]", "a [note]"):
-        assert part in shown
-
-
 def test_the_live_display_shows_speed_and_time_left_from_the_second_chunk_on(monkeypatch):
     _terminal(monkeypatch)
     with open_progress() as progress:
-        progress.training(_status(10), "first")
+        assert isinstance(progress, _Live)
+        progress.training(_status(10, "it collapsed"), "P-MTL [bold]")
+        for part in ("step 10 of 100", "0.25", "3 (40%)", "it collapsed", "P-MTL [bold]"):
+            assert part in _drawn(progress)
         assert "steps/s" not in _drawn(progress)
+        progress.training(_status(10), "first")
         progress.training(_status(20), "first")
         assert "steps/s" in _drawn(progress)
         assert re.search(r"\d+:\d\d", _drawn(progress))
@@ -104,8 +96,8 @@ def test_the_live_display_shows_speed_and_time_left_from_the_second_chunk_on(mon
         assert "25%" not in _drawn(progress)
 
 
-def _drawn(progress: Live) -> str:
-    """The display as it stands, without colours."""
+def _drawn(progress: _Live) -> str:
+    """The display without colours."""
     with progress._console.capture() as capture:
         progress._console.print(progress._live.renderable)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())

@@ -21,7 +21,7 @@ _FORMAT = "apportion checkpoint 1"
 
 
 def save_state(state: RunState, file: Path | str) -> Path:
-    """Save where a run stands (`TrainingResult.state`, or a chunk's) as one file, and return its path.
+    """Save the state of a run (`TrainingResult.state`, or a chunk's) as one file, and return its path.
 
     Examples
     --------
@@ -41,8 +41,10 @@ def save_state(state: RunState, file: Path | str) -> Path:
 
 
 def load_state(file: Path | str) -> Callable[[RunState], RunState]:
-    """What `save_state` wrote, for `train(state=...)`: with the same problem, tasks, policy, learner and
-    key the run goes on bit for bit; any other is refused.
+    """Load what `save_state` wrote, for `train(state=...)`.
+
+    With the same problem, tasks, policy, learner and key the run continues bit for bit; any other is
+    refused.
     """
     arrays, about = read_arrays(Path(file))
     return lambda first: from_arrays(first, arrays, about, str(file))
@@ -85,7 +87,7 @@ def from_arrays(
     if odd:
         raise InputError(
             f"{source}: {min(odd)} does not fit this run; its problem, tasks, policy, learner or settings, "
-            "or the version of apportion, have changed since it was saved, so train anew"
+            "or the version of apportion, have changed since it was saved, so train again"
         )
 
     def fill(path: tuple, leaf: Any) -> Any:

@@ -9,35 +9,35 @@ import time
 import zlib
 from pathlib import Path
 
-SWITCH = "APPORTION_CACHE"
+_CACHE_VARIABLE = "APPORTION_CACHE"
 """Environment variable: `off` keeps nothing, a folder keeps it there."""
-_LARGEST = 2**30
-_SETTLED = 60.0
+_MAX_CACHE_BYTES = 2**30
+_WRITE_SECONDS = 60.0
 
 
 def keep_compiled() -> Path | None:
-    """Have JAX, before it starts, keep compiled programs; where, or None if it does not.
+    """Let JAX, before it starts, keep compiled programs; return the folder, or None.
 
-    What the user has told JAX itself (`JAX_COMPILATION_CACHE_DIR`) is left as it is.
+    A folder that the user set (`JAX_COMPILATION_CACHE_DIR`) is not changed.
     """
-    wish = os.environ.get(SWITCH, "")
+    wish = os.environ.get(_CACHE_VARIABLE, "")
     if wish.lower() in ("off", "0", "false", "no"):
         return None
-    told = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if told is not None:
-        return Path(told)
-    # Programs are made for one kind of processor, and a home folder may be seen by several.
+    user_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if user_folder is not None:
+        return Path(user_folder)
+    # Programs are compiled for one kind of processor, and machines may share a home folder.
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = (Path(wish) if wish else base / "apportion" / "compiled") / f"{_processor():08x}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _drop_halves(folder)
+        _remove_incomplete(folder)
     except OSError:
         return None
     # Small programs too: a run has many of them, and together they take as long as the large one.
     wishes = {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_COMPILATION_CACHE_MAX_SIZE": str(_LARGEST),
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(_MAX_CACHE_BYTES),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     for name, value in wishes.items():
@@ -45,13 +45,13 @@ def keep_compiled() -> Path | None:
     return folder
 
 
-def _drop_halves(folder: Path) -> None:
-    """Remove programs whose time of use is missing: a killed process left them, and JAX would complain."""
+def _remove_incomplete(folder: Path) -> None:
+    """Remove programs without a time of use: a killed process left them, and JAX would complain."""
     times = {path.name for path in folder.glob("*-atime")}
     for path in folder.glob("*-cache"):
         half = path.name.removesuffix("-cache") + "-atime" not in times
-        # What is younger may be half written by another process just now.
-        if half and time.time() - path.stat().st_mtime > _SETTLED:
+        # Another process may still be writing a younger one.
+        if half and time.time() - path.stat().st_mtime > _WRITE_SECONDS:
             path.unlink(missing_ok=True)
 
 

@@ -9,7 +9,17 @@ from typing import Any
 
 import apportion
 
-CORE = ("jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "pandas", "pyarrow", "safetensors")
+_CORE_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "equinox",
+    "optax",
+    "numpy",
+    "scipy",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+)
 EXTRAS = {
     "market": ("skfolio",),
     "federated": ("flwr", "mlxtend"),
@@ -19,7 +29,7 @@ EXTRAS = {
 
 
 def installed(package: str) -> str | None:
-    """A package's version, or None where it is not installed."""
+    """A package's version, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -29,7 +39,7 @@ def installed(package: str) -> str | None:
 def versions() -> dict[str, str | None]:
     """Versions of Python, apportion and the packages it computes with."""
     own = {"python": platform.python_version(), "apportion": apportion.__version__}
-    return own | {name: installed(name) for name in CORE}
+    return own | {name: installed(name) for name in _CORE_PACKAGES}
 
 
 def devices() -> list[str]:

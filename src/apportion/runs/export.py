@@ -1,6 +1,6 @@
-"""A policy without apportion: as StableHLO for any number of entities, which `jax.export.deserialize` runs.
+"""Export a policy as StableHLO for any number of entities; `jax.export.deserialize` runs it.
 
-The program is read back and held against the policy before it is handed out.
+The program is read back and compared with the policy before it is written.
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ from apportion.policy import Policy
 from apportion.problem import Observation
 from apportion.runs.files import write_atomic
 
-STABLEHLO = "policy.stablehlo"
-_TOLERANCE = 1e-6
+_FILE_NAME = "policy.stablehlo"
+_MAX_SHARE_ERROR = 1e-6
 
 
 def export_policy(policy: Policy, folder: Path | str, *, window: int, channels: int) -> Path:
@@ -64,12 +64,12 @@ def export_policy(policy: Policy, folder: Path | str, *, window: int, channels: 
             seen = Observation(jnp.asarray(history), jnp.asarray(held), jnp.asarray(limits))
             wanted = np.asarray(decide(seen, jnp.asarray(mask)))
             gap = np.abs(np.asarray(run(history, held, mask, limits)) - wanted).max()
-            if not gap <= _TOLERANCE:
+            if not gap <= _MAX_SHARE_ERROR:
                 raise InputError(
-                    f"{STABLEHLO}: for {entities} entities a share differs from {name}'s by {gap:.3g}; "
+                    f"{_FILE_NAME}: for {entities} entities a share differs from {name}'s by {gap:.3g}; "
                     "nothing was written"
                 )
-    file = Path(folder) / STABLEHLO
+    file = Path(folder) / _FILE_NAME
     write_atomic(file, program)
     return file
 
@@ -88,13 +88,13 @@ def _stablehlo(policy: Policy, window: int, channels: int) -> bytes:
         return policy(Observation(history, held, limits), mask)
 
     shapes = (one((m, window, channels), number), one((m,), number), one((m,), bool))
-    # Programs say from which lines they were traced: they would tell the folders of this machine, and two
-    # exports of one policy would differ.
+    # A program records the source lines it was traced from: paths of this machine, and two exports of one
+    # policy would differ.
     traced = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, traced)
     jax.config.update(traced, 0)
     try:
-        # A program for graphics cards would carry kernels that no other version promises to run.
+        # A program for GPUs would contain kernels that other versions may not run.
         program = export.export(jax.jit(shares), platforms=("cpu",))(*shapes, one((m,), number))
         return bytes(program.serialize())
     finally:

@@ -1,9 +1,9 @@
-"""Files written atomically, in folders that are free, writable and one process's alone.
+"""Atomic writes, checksums and locks for the folders of runs and studies.
 
 A file is written under a temporary name, synced, then renamed, so that a crash leaves the old file
-or the new one. Files of arrays and of rows carry the SHA-256 of the whole file in their header, others
-have it in the `SHA256SUMS` beside them, so that a truncated or changed file is detected when it is read.
-They are ordinary safetensors and Parquet; nothing in them is ever executed.
+or the new one. `SHA256SUMS` in the folder of a run, a study or a saved policy holds the checksum of each
+file, and a file that does not match its checksum is refused when it is read. Arrays are ordinary
+safetensors and tables ordinary Parquet; nothing in them is ever executed.
 """
 
 import hashlib
@@ -11,11 +11,10 @@ import io
 import json
 import math
 import os
-import re
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,15 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMS = "SHA256SUMS"
-"""The file of checksums beside others; `sha256sum -c SHA256SUMS` reads it too."""
+"""The file of checksums in a folder, in the format of `sha256sum`."""
 LOCK = ".lock"
-"""The file that says who writes in a folder."""
-_OWNS = ("settings.toml", "cells.json", "study.json")
-"""What the folder of a run or a study has."""
-_BLANK = b"0" * 64
-# The description is JSON inside the header's JSON, hence the backslashes.
-_DIGEST = rb"{\"sha256\": \""
-_OF_ROWS = re.compile(rb"apportion-sha256:(.{64})", re.DOTALL)
+"""The file that a process locks while it writes in a folder."""
+_OWNER_MARKS = ("settings.toml", "cells.json", "study.json")
+"""Files that only the folder of a run or a study has."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -65,44 +60,82 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
-def _remove(unfinished: Iterable[Path]) -> None:
-    """Remove what processes left that died in a save."""
-    for path in unfinished:
+def _remove_unfinished(paths: Iterable[Path]) -> None:
+    """Remove the temporary files of processes that died in a save."""
+    for path in paths:
         path.unlink(missing_ok=True)
+
+
+def write_checked(folder: Path, name: str, content: bytes) -> None:
+    """Write a file that does not exist yet in the folder of a run or a study, with its checksum.
+
+    Parameters
+    ----------
+    folder
+        The folder of the run or study, which has the `SHA256SUMS`. This process is its only writer.
+    name
+        The file's path in that folder, such as `cells/NAME.parquet`.
+    content
+        What to write.
+    """
+    # The checksum comes first: a process killed in between leaves a checksum without a file, never
+    # a file without a checksum.
+    _append_sum(Path(folder), name, _sha256(content))
+    write_atomic(Path(folder) / name, content)
 
 
 @contextmanager
 def checksummed(folder: Path, *names: str) -> Iterator[None]:
-    """Files of these names that are there at the block's end are from then on held against their sum.
+    """Record the checksums of the files of these names when the block ends.
 
-    While they are written they have none: whoever dies in between leaves no sum of another content. What
-    a process left unfinished that died in an earlier save of them is removed.
+    The files may be new or replaced. They have no checksum while the block runs, so a process that dies
+    in it leaves no checksum of other content. Temporary files of an earlier save that died are removed.
     """
     for name in (*names, SUMS):
-        _remove(folder.glob(f".{name}.[0-9]*.part"))
-    others = {name: digest for name, digest in _sums(folder).items() if name not in names}
-    if _sums(folder) != others:
-        _write_sums(folder, others)
+        _remove_unfinished(folder.glob(f".{name}.[0-9]*.part"))
+    if any(_find_sum(folder, name) for name in names):
+        _write_sums(folder, names, {})
     yield
-    own = {
-        name: _sha256((folder / name).read_bytes()) for name in names if (folder / name).exists()
-    }
-    _write_sums(folder, others | own)
+    made = (name for name in names if (folder / name).exists())
+    _write_sums(folder, names, {name: _sha256((folder / name).read_bytes()) for name in made})
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    """Names and checksums, as far as the folder has them."""
+def _append_sum(folder: Path, name: str, digest: str) -> None:
+    """Add a line, at a cost that does not grow with the number of lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / SUMS, "a+b") as file:
+        file.seek(max(file.tell() - 1, 0))
+        # A process killed in an append leaves a line without an end.
+        new_line = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(new_line + f"{digest}  {name}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_sums(folder: Path, names: Sequence[str], sums: Mapping[str, str]) -> None:
+    """Replace the lines of these names; drop those of files in subfolders that were removed."""
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return {}
-    pairs = (line.partition("  ") for line in lines)
-    return {name: digest for digest, _, name in pairs if name}
+        text = ""
+    lines = {line[66:] or line: line for line in text.splitlines()}
+    kept = [
+        line
+        for name, line in lines.items()
+        if name not in names and ("/" not in name or (folder / name).exists())
+    ]
+    lines = sorted([*kept, *(f"{sums[name]}  {name}" for name in sums)], key=lambda one: one[66:])
+    write_atomic(folder / SUMS, "".join(f"{line}\n" for line in lines).encode())
 
 
-def _write_sums(folder: Path, sums: Mapping[str, str]) -> None:
-    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
-    write_atomic(folder / SUMS, "".join(lines).encode())
+def _find_sum(folder: Path, name: str) -> str | None:
+    """The last checksum recorded for a name, or None."""
+    try:
+        text = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    place = text.rfind(f"  {name}\n")
+    return None if place < 0 else text[max(place - 64, 0) : place]
 
 
 def _sha256(raw: bytes) -> str:
@@ -125,10 +158,25 @@ def to_json(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
-def read_bytes(path: Path | str, missing: str = "put it back from a copy") -> bytes:
-    """What a file holds; one sentence says why it cannot be read, and what to do where it is missing.
+def read_bytes(
+    path: Path | str,
+    missing: str = "put it back from a copy",
+    changed: str = "put it back from a copy",
+) -> bytes:
+    """Return the content of a file.
 
-    One that has a checksum beside it and does not match it is refused.
+    Parameters
+    ----------
+    path
+        The file.
+    missing, changed
+        What the error suggests if there is no such file, and if its content does not match the checksum in
+        the `SHA256SUMS` of its folder or of the folder above. A file without a checksum is not checked.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or does not match its checksum.
     """
     path = Path(path)
     try:
@@ -141,18 +189,19 @@ def read_bytes(path: Path | str, missing: str = "put it back from a copy") -> by
         raise InputError(f"{path}: no such file; {missing}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    if _sums(path.parent).get(path.name, digest := _sha256(raw)) != digest:
+    folder, name = path.parent, path.name
+    recorded = _find_sum(folder, name) or _find_sum(folder.parent, f"{folder.name}/{name}")
+    if recorded is not None and recorded != _sha256(raw):
         raise InputError(
-            f"{path}: the checksum in {SUMS} does not match, the file was cut short or changed; "
-            "put it back from a copy"
+            f"{path}: the checksum in {SUMS} does not match, the file was cut short or changed; {changed}"
         )
     return raw
 
 
 def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
-    """What a file of strict JSON holds, or one sentence on what is wrong with it.
+    """Read a file of strict JSON, or raise an `InputError` with one sentence.
 
-    NaN and Infinity, of which JSON knows nothing, and numbers too large are refused.
+    NaN, Infinity, which are not JSON, and numbers too large are refused.
     """
     raw = read_bytes(path, missing)
     try:
@@ -183,38 +232,31 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
-    """Arrays and their JSON description as safetensors bytes that carry their own checksum."""
+    """Return arrays and their JSON description as safetensors bytes."""
     # One entry only: the order of several would differ from one save to the next.
-    metadata = {"apportion": json.dumps({"sha256": _BLANK.decode(), "about": about})}
+    metadata = {"apportion": json.dumps({"about": about})}
     # Safetensors writes what lies in memory, so every array must be in C order.
-    raw = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-    assert _DIGEST + _BLANK in raw, "the header has room for the checksum"
-    return raw.replace(_DIGEST + _BLANK, _DIGEST + _sha256(raw).encode(), 1)
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
-def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and description from the bytes of `pack`.
+def _unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays and the description from the bytes of `pack`.
 
     Raises
     ------
     InputError
-        The bytes are incomplete, changed, or were made by something else.
+        The bytes are incomplete, or were not made by `pack`.
     """
     size = int.from_bytes(raw[:8], "little")
     try:
+        # Earlier versions kept a checksum beside `about`.
         note = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["apportion"])
-        digest, about = note["sha256"].encode(), dict(note["about"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        about = dict(note["about"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{source}: not a file that apportion wrote, or its header is damaged; "
             "give one made by apportion"
         ) from None
-    blank = raw.replace(_DIGEST + digest, _DIGEST + _BLANK, 1)
-    if _sha256(blank).encode() != digest:
-        raise InputError(
-            f"{source}: the checksum does not match, the file was cut short or changed; "
-            "use another copy"
-        )
     try:
         return load(raw), about
     except (SafetensorError, ValueError) as error:
@@ -222,7 +264,7 @@ def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, An
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-    """Save named arrays with a description, atomically.
+    """Save named arrays with a description, atomically, and their checksum in `SHA256SUMS`.
 
     Examples
     --------
@@ -233,46 +275,25 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
     >>> arrays["x"].tolist(), about
     ([0, 1, 2], {'kind': 'numbers'})
     """
-    write_atomic(path, pack(arrays, about))
+    with checksummed(path.parent, path.name):
+        write_atomic(path, pack(arrays, about))
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read what `write_arrays` wrote; any other content is refused."""
-    return unpack(read_bytes(path), str(path))
+    return _unpack(read_bytes(path), str(path))
 
 
 def pack_rows(frame: "pd.DataFrame") -> bytes:
-    """A table as Parquet bytes that carry their own checksum."""
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
-    mark = {b"checksum": b"apportion-sha256:" + _BLANK}
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(
-        table.replace_schema_metadata({**(table.schema.metadata or {}), **mark}),
-        sink,
-        compression="zstd",
-    )
-    raw = sink.getvalue().to_pybytes()
-    return raw.replace(mark[b"checksum"], b"apportion-sha256:" + _sha256(raw).encode())
+    """Return a table as Parquet bytes, without its index."""
+    return frame.to_parquet(compression="zstd", index=False)
 
 
 def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
-    """The table of a file that `pack_rows` made; one that was changed since is refused.
-
-    A file without a checksum, which earlier versions wrote, is read as it is.
-    """
+    """Read a table from a file made of `pack_rows`; refuse one that does not match its checksum."""
     import pandas as pd
 
-    raw = read_bytes(path, way_out)
-    marked = _OF_ROWS.search(raw)
-    if marked is not None:
-        blank = raw.replace(marked[1], _BLANK)
-        if _sha256(blank).encode() != marked[1]:
-            raise InputError(
-                f"{path}: the checksum does not match, the file was cut short or changed; {way_out}"
-            )
+    raw = read_bytes(path, way_out, way_out)
     with reading(path, way_out):
         return pd.read_parquet(io.BytesIO(raw))
 
@@ -282,7 +303,8 @@ def require_new(file: Path, *, force: bool = False) -> None:
     if not os.path.lexists(file):
         return
     owner = next(
-        (p for p in file.resolve().parents if any((p / name).exists() for name in _OWNS)), None
+        (p for p in file.resolve().parents if any((p / name).exists() for name in _OWNER_MARKS)),
+        None,
     )
     if owner is not None:
         raise InputError(f"{file}: is a file of {owner} and never replaced; choose another place")
@@ -296,8 +318,8 @@ def require_new(file: Path, *, force: bool = False) -> None:
 def only_writer(folder: Path) -> Iterator[None]:
     """Make the folder and lock it: a second process that wants to write there is refused.
 
-    The operating system releases the lock when its holder ends, however it ends. The file stays, and
-    says that whatever is unfinished beside it is ours. What a killed save left is removed.
+    The operating system releases the lock when the process ends. The file stays, as a mark that unfinished
+    files beside it are ours. Temporary files of a killed save are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -308,7 +330,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"{folder}: another process is writing in it; wait for it or stop it"
         ) from None
     try:
-        _remove(folder.rglob(".*.[0-9]*.part"))
+        _remove_unfinished(folder.rglob(".*.[0-9]*.part"))
         yield
     finally:
         lock.release()
@@ -317,8 +339,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 def require_free(folder: Path, *, unfinished: Collection[str] = ()) -> None:
     """Refuse a folder in which nothing new can be written: others' files are never overwritten.
 
-    Files called as in `unfinished` may be there where our lock is too: a process that was killed left
-    them.
+    Files named in `unfinished` are allowed beside our lock: a process that was killed left them.
     """
     if (folder / "settings.toml").exists():
         raise InputError(
@@ -343,7 +364,7 @@ def require_writable(folder: Path) -> None:
     if not parent.is_dir():
         raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
     try:
-        # Tried, for what the system says of rights is not always so; nothing is left behind.
+        # A trial, because reported permissions are not always true; it leaves nothing behind.
         tempfile.TemporaryFile(dir=parent).close()
     except OSError:
         raise InputError(

@@ -2,13 +2,14 @@
 
     settings.toml           the settings, to run it again
     environment.json        versions, device, seed, fingerprint of the data
-    choice.json             what a job chose before it trained, where it chooses
-    metrics.parquet/        a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
-    probabilities.parquet/  each task's chance to be drawn, a row a chunk
-    checkpoints/            the newest states, each checked by its own SHA-256
+    choice.json             what a job chose before it trained, if it chooses
+    metrics.parquet/        a row for each recorded step, one part per chunk; for `pandas.read_parquet`
+    probabilities.parquet/  each task's probability, a row per chunk
+    checkpoints/            the newest states
     policy.safetensors      the trained policy's arrays
     policy.json             the trained policy's class and constructor arguments
     headline.json           the first lines of the report: title, subtitle, cards, text
+    SHA256SUMS              the checksums of these files; `sha256sum -c SHA256SUMS` reads it too
     results.json            the measured results; written last, so a run that has it is finished
 
 Rows are written before the checkpoint of the same step. A resumed run first removes the rows after
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 from apportion.errors import InputError
 from apportion.runs.files import (
     checksummed,
+    pack,
     pack_rows,
     read_arrays,
     read_json,
     read_rows,
     require_free,
-    write_arrays,
     write_atomic,
+    write_checked,
     write_json,
 )
 from apportion.runs.settings import read_toml, to_toml
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
     from apportion.policy import Policy
 
 UNFINISHED = ("environment.json",)
-"""What a run that was killed before it had settings may have left."""
-KEPT = 3
-"""Checkpoints kept: where the newest is damaged, the one before it is used."""
+"""Files of a run that was killed before it had settings."""
+_KEPT_CHECKPOINTS = 3
+"""Checkpoints kept: if the newest is damaged, the one before it is used."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Run:
         if not isinstance(found, dict) or not {"data", "versions"} <= found.keys():
             raise InputError(
                 f"{self.folder / 'environment.json'}: does not say versions and data, so it is not "
-                "what the run wrote; put it back, or train anew in another folder"
+                "what the run wrote; put it back, or train in another folder"
             )
         return found
 
@@ -136,8 +138,8 @@ class Run:
 
     def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
         """Append a chunk's rows to a table; the same chunk again replaces them."""
-        path = self.folder / f"{name}.parquet" / _part(step, "parquet")
-        write_atomic(path, pack_rows(frame))
+        part = f"{name}.parquet/{_part(step, 'parquet')}"
+        write_checked(self.folder, part, pack_rows(frame))
 
     def write_choice(self, choice: dict[str, Any]) -> None:
         """Save what was chosen before training."""
@@ -161,10 +163,11 @@ class Run:
     def write_checkpoint(
         self, step: int, arrays: "dict[str, np.ndarray]", about: dict[str, Any]
     ) -> None:
-        """Save a state, then delete the oldest beyond `KEPT`."""
+        """Save a state, then delete the oldest beyond `_KEPT_CHECKPOINTS`."""
         about = about | {"step": step, "settings": self._settings_digest()}
-        write_arrays(self._checkpoints / _part(step, "safetensors"), arrays, about)
-        for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-KEPT]:
+        part = f"{self._checkpoints.name}/{_part(step, 'safetensors')}"
+        write_checked(self.folder, part, pack(arrays, about))
+        for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-_KEPT_CHECKPOINTS]:
             old.unlink()
 
     def newest_checkpoint(self) -> "tuple[int, dict[str, np.ndarray], dict[str, Any]] | None":
@@ -198,7 +201,7 @@ class Run:
         if saved.get("settings") != self._settings_digest():
             raise InputError(
                 f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
-                "put it back, or train anew in another folder with --config"
+                "put it back, or train in another folder with --config"
             )
 
     def _settings_digest(self) -> str:
@@ -210,10 +213,10 @@ def _part(step: int, suffix: str) -> str:
 
 
 def _step(part: Path) -> int:
-    """The step that a file's name says; any other file is none of the run's."""
+    """The step in a file's name."""
     number = part.stem.removeprefix("step-")
     if not (number.isascii() and number.isdecimal()):
-        raise InputError(f"{part}: is no file of the run; move it elsewhere")
+        raise InputError(f"{part}: is not a file of the run; move it elsewhere")
     return int(number)
 
 

@@ -3,8 +3,8 @@
 `policy.json` names the policy's class by import path and lists the constructor's arguments as plain
 JSON, policies inside policies included, so that nothing is guessed from array shapes. Loading calls
 the constructor, which checks its arguments, and fills in the arrays; nothing in the files is ever
-executed. Only classes of apportion and of installed packages that registered an entry point of its are
-imported by name. Any other class is used only if the caller passes that class.
+executed. Only classes of apportion and of installed packages that registered one of its entry points
+are imported by name. Any other class is used only if the caller passes that class.
 """
 
 import hashlib
@@ -24,20 +24,28 @@ import numpy as np
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import leaf_name
-from apportion.runs.files import read_arrays, read_json, to_json, write_arrays, write_json
+from apportion.runs.files import (
+    checksummed,
+    pack,
+    read_arrays,
+    read_json,
+    to_json,
+    write_atomic,
+    write_json,
+)
 from apportion.runs.plugins import policy_packages
 from apportion.simplex import Head
 
-ARRAYS = "policy.safetensors"
-DESCRIPTION = "policy.json"
+_ARRAYS = "policy.safetensors"
+_DESCRIPTION = "policy.json"
 _FORMAT = "apportion policy 2"
 
-_ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
-"""What an argument annotated with a plain type may be."""
+_ACCEPTED_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+"""The types of values that an argument annotated with a plain type may have."""
 
 
 class _OutsideClass(InputError):
-    """The description names a class of no registered package, and the caller did not pass it."""
+    """The description names a class of an unregistered package, and the caller did not pass it."""
 
 
 def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None = None) -> Path:
@@ -82,9 +90,11 @@ def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None
             f"{name}: made again from its own fields it differs, so it cannot be saved; keep each "
             "argument of the constructor as it was given, in a field of the same name"
         )
-    write_json(folder / DESCRIPTION, content)
-    write_arrays(folder / ARRAYS, arrays, {"format": _FORMAT, "description": _digest(content)})
-    return folder / ARRAYS
+    header = {"format": _FORMAT, "description": _digest(content)}
+    with checksummed(folder, _DESCRIPTION, _ARRAYS):
+        write_json(folder / _DESCRIPTION, content)
+        write_atomic(folder / _ARRAYS, pack(arrays, header))
+    return folder / _ARRAYS
 
 
 def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Policy:
@@ -117,21 +127,21 @@ def load_about(folder: Path | str) -> dict[str, Any]:
 
 
 def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Description, arrays and where they are from, once both files are seen to belong together."""
+    """Description, arrays and their source, after checking that both files belong together."""
     path = Path(folder)
-    folder = path.parent if path.name in (ARRAYS, DESCRIPTION) else path
-    arrays, header = read_arrays(folder / ARRAYS)
+    folder = path.parent if path.name in (_ARRAYS, _DESCRIPTION) else path
+    arrays, header = read_arrays(folder / _ARRAYS)
     found = header.get("format")
     if found != _FORMAT:
         raise InputError(
-            f"{folder / ARRAYS}: holds {found or 'something'!r}, not a policy; "
+            f"{folder / _ARRAYS}: holds {found or 'something'!r}, not a policy; "
             "give a folder written by save_policy"
         )
-    path = folder / DESCRIPTION
-    content = read_json(path, missing=f"it belongs beside {ARRAYS}")
+    path = folder / _DESCRIPTION
+    content = read_json(path, missing=f"it belongs beside {_ARRAYS}")
     if not isinstance(content, dict) or _digest(content) != header.get("description"):
         raise InputError(
-            f"{path}: was changed, or belongs to another {ARRAYS} than the one beside it; "
+            f"{path}: was changed, or belongs to another {_ARRAYS} than the one beside it; "
             "use another copy of both"
         )
     return content, arrays, str(path)
@@ -150,7 +160,7 @@ def _load(
 ) -> Policy:
     try:
         given = {name: jnp.asarray(array) for name, array in arrays.items()}
-        # Only shapes are computed, whatever sizes the description asks for.
+        # Computes only shapes, whatever sizes the description has.
         skeleton = eqx.filter_eval_shape(lambda: _build(content["policy"], given, kinds))
         if not isinstance(skeleton, Policy):
             raise ValueError(f"{type(skeleton).__name__} is not a policy")
@@ -158,7 +168,7 @@ def _load(
     except _OutsideClass as error:
         raise InputError(f"{source}: {error}") from None
     except Exception as error:
-        # A constructor may raise anything, and each of it means the same here.
+        # A constructor may raise any exception.
         raise InputError(
             f"{source}: its description does not make a policy ({error}); save the policy again"
         ) from error
@@ -230,8 +240,8 @@ def _build(described: Any, arrays: Mapping[str, jax.Array], kinds: tuple[type, .
 def _construct(cls: type, arguments: dict[str, Any]) -> Any:
     parameters = _parameters(cls)
     for name, value in arguments.items():
-        accepted = _ACCEPTED.get(parameters[name].annotation) if name in parameters else None
-        if accepted and type(value) in _ACCEPTED and type(value) not in accepted:
+        accepted = _ACCEPTED_TYPES.get(parameters[name].annotation) if name in parameters else None
+        if accepted and type(value) in _ACCEPTED_TYPES and type(value) not in accepted:
             raise ValueError(f"{name} is {value!r}, which is of type {type(value).__name__}")
     # The arrays a key would make are replaced by the saved ones.
     key = {"key": jax.random.key(0)} if "key" in parameters else {}
@@ -241,7 +251,8 @@ def _construct(cls: type, arguments: dict[str, Any]) -> Any:
 def _find_class(path: str, kinds: tuple[type, ...]) -> type:
     module, _, name = path.rpartition(".")
     package = path.partition(".")[0]
-    if package in policy_packages():
+    # Importing a `__main__` would run the package's command line.
+    if package in policy_packages() and "__main__" not in module.split("."):
         found = getattr(import_module(module), name, None)
         if not isinstance(found, type) or not issubclass(found, Policy | Head):
             raise ValueError(f"the installed version of {package} has no policy {path}")

@@ -1,6 +1,6 @@
-"""Progress of long-running work: steps a second, time left, reward, distance from equal shares.
+"""Progress of long-running work: steps per second, time left, reward, distance from equal shares.
 
-A live display on a terminal, plain lines now and then elsewhere; both on standard error.
+A terminal gets a live display, a log or a pipe plain lines; both are on standard error.
 """
 
 import sys
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from apportion.training import Chunk
 
-EQUAL_BELOW = 1e-3
-"""Closer than this to equal shares, a policy has learnt to do nothing."""
-ONE_ABOVE = 0.98
-"""Nearer than this to all in one entity, a policy has stopped sharing."""
+_EQUAL_DEVIATION = 1e-3
+"""Mean deviation from equal shares below which a warning is shown."""
+_ONE_ENTITY_FRACTION = 0.98
+"""Fraction of the largest possible deviation above which a warning is shown."""
 
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """How far training is, in the numbers a display shows."""
+    """Progress of training, in the numbers of a display."""
 
     step: int
     steps: int
@@ -38,31 +38,31 @@ class TrainingStatus:
         drawn = tuple(f"{int(task)} ({part:.0%})" for task, part in share.items())
         deviation = float(metrics["deviation"].to_numpy().mean())
         width = chunk.algorithm.tasks.width
-        warning = collapse(deviation, width, chunk.step / chunk.steps)
+        warning = _collapse_warning(deviation, width, chunk.step / chunk.steps)
         reward = float(metrics["reward"].to_numpy().mean())
         return cls(chunk.step, chunk.steps, reward, deviation, drawn, warning)
 
 
-def collapse(deviation: float, width: int, done: float) -> str:
-    """A warning, from the mean deviation from equal shares over `width` entities, or nothing.
+def _collapse_warning(deviation: float, width: int, done: float) -> str:
+    """A warning about the mean deviation from equal shares over `width` entities, or an empty text.
 
-    >>> collapse(0.89, 10, 0.5)
+    >>> _collapse_warning(0.89, 10, 0.5)
     'the policy puts nearly everything on one entity'
-    >>> collapse(0.1, 10, 0.5)
+    >>> _collapse_warning(0.1, 10, 0.5)
     ''
     """
     if width < 2:
         return ""
     # An untrained policy is at equal shares by design; only one that stays there deserves a warning.
-    if deviation < EQUAL_BELOW and done > 0.2:
+    if deviation < _EQUAL_DEVIATION and done > 0.2:
         return "the policy is at equal shares and has learnt nothing else"
-    if deviation > ONE_ABOVE * (1 - 1 / width):
+    if deviation > _ONE_ENTITY_FRACTION * (1 - 1 / width):
         return "the policy puts nearly everything on one entity"
     return ""
 
 
 class Progress(ABC):
-    """What long-running work reports its progress to."""
+    """Receives the progress of long-running work."""
 
     @abstractmethod
     def training(self, status: TrainingStatus, title: str = "training") -> None:
@@ -95,10 +95,10 @@ class Quiet(Progress):
     training = stage = note = _nothing
 
 
-def describe(status: TrainingStatus, speed: float | None) -> str:
-    """One line on how far training is.
+def _describe(status: TrainingStatus, speed: float | None) -> str:
+    """Progress of training as one line.
 
-    >>> describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
+    >>> _describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
     'step 50 of 100, 25 steps/s, 0:00:02 left, reward 0.1, from equal 0.02, most drawn tasks 3 (40%)'
     """
     parts = [f"step {status.step} of {status.steps}"]
@@ -114,7 +114,7 @@ def describe(status: TrainingStatus, speed: float | None) -> str:
 
 
 @dataclass
-class Lines(Progress):
+class _Lines(Progress):
     """Plain lines, at most one every `seconds`, for logs and pipes."""
 
     seconds: float = 5.0
@@ -131,7 +131,7 @@ class Lines(Progress):
         begun, first = self._first
         speed = (status.step - first) / max(now - begun, 1e-9) or None
         self._step, self._warned = status.step, status.warning
-        line = f"{title}: {describe(status, speed)}"
+        line = f"{title}: {_describe(status, speed)}"
         self._print(line, always=fresh or status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
@@ -147,7 +147,7 @@ class Lines(Progress):
             print(line, file=sys.stderr, flush=True)
 
 
-class Live(Progress):
+class _Live(Progress):
     """A live display on a terminal: a bar with the numbers below it, redrawn in place."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Live(Progress):
 
     def training(self, status: TrainingStatus, title: str = "training") -> None:
         self._move(title, status.step, status.steps)
-        self._draw(describe(status, self._bar.tasks[0].speed))
+        self._draw(_describe(status, self._bar.tasks[0].speed))
 
     def stage(self, text: str, done: float | None = None) -> None:
         # Without a known fraction the bar pulses.
@@ -187,7 +187,7 @@ class Live(Progress):
     def _move(self, title: str, done: float, total: float | None) -> None:
         task = self._bar.tasks[0]
         if (task.description, task.total) != (title, total) or done < task.completed:
-            # Begun again, which forgets the speed so far.
+            # A new bar forgets the speed so far.
             self._bar.remove_task(self._task)
             self._task = self._bar.add_task(title, total=total, percent="")
         percent = f"{done / total:.0%}" if total else ""
@@ -201,7 +201,7 @@ class Live(Progress):
 
 
 def open_progress(*, quiet: bool = False) -> Progress:
-    """The display that suits where standard error goes."""
+    """Return the display for standard error: live on a terminal, plain lines elsewhere."""
     if quiet:
         return Quiet()
-    return Live() if sys.stderr.isatty() else Lines()
+    return _Live() if sys.stderr.isatty() else _Lines()

@@ -1,8 +1,8 @@
-"""Running a job in a folder: chunk by chunk, saving as it goes, stopping on request, resuming exactly.
+"""Run a job in a folder: save after chunks, stop on request, resume exactly.
 
-At every chunk's end rows are written, then, when a save is due, the state. A save is due when the
-time since the last one is twenty times what that one took, so that saving takes at most a twentieth
-of the time. What a job chooses before it trains is saved once the choice is complete.
+The end of a chunk writes its rows and, when a save is due, the state. A save is due when the time since
+the last one is twenty times what that one took, so that saving takes at most a twentieth of the time.
+What a job chooses before it trains is saved once the choice is complete.
 """
 
 import json
@@ -31,10 +31,10 @@ from apportion.runs.progress import Progress, TrainingStatus
 from apportion.runs.signals import listening
 from apportion.training import Chunk, OnChunk
 
-_SAVE_AFTER = 20.0
+_SAVE_INTERVAL_RATIO = 20.0
 """A save is due after this many times the seconds the last one took."""
-_MOST_TASKS = 1000
-"""Probabilities over time are saved for no more tasks than a plot can show."""
+_MAX_PLOTTED_TASKS = 1000
+"""Probabilities over time are saved for at most this many tasks."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class Stopped(InputError):
 
 
 @dataclass
-class Stop:
+class _StopRequest:
     """Whether the user has asked to stop."""
 
     requested: bool = False
 
 
 @contextmanager
-def interrupts() -> Iterator[Stop]:
+def interrupts() -> Iterator[_StopRequest]:
     """Ctrl-C and SIGTERM request a stop at the next chunk's end; a second Ctrl-C stops at once."""
-    stop = Stop()
+    stop = _StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -125,7 +125,7 @@ def start_run(
         # Refused before the first step was saved, or no room for the settings: nothing can be resumed.
         begun = isinstance(error, OSError) and (folder / "settings.toml").exists()
         if ours and not begun and not any(folder.glob("checkpoints/*")):
-            # What is hidden in a folder that was there is someone else's.
+            # Hidden files of a folder that existed before are not ours.
             found = [e for e in folder.iterdir() if e.name == LOCK or not e.name.startswith(".")]
             for entry in found if was_there else [folder]:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -133,7 +133,7 @@ def start_run(
 
 
 def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> JobResult | None:
-    """Continue a run exactly where it stopped; None where it is finished already.
+    """Continue a run exactly where it stopped; None if it is already finished.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> JobRe
     if before["data"] != prepared.data:
         raise InputError(
             f"{run.folder}: the data is not what the run started with ({before['data']} then, "
-            f"{prepared.data} now); put it back, or train anew in another folder"
+            f"{prepared.data} now); put it back, or train in another folder"
         )
     changed = {k: v for k, v in versions().items() if before["versions"].get(k) != v}
     if changed:
@@ -182,7 +182,7 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
         def resume(first: RunState) -> RunState:
             if saved is None:
                 return first
-            # Whose run this is, its folder knows: settings, data and versions are looked at there.
+            # The folder identifies the run: its settings, data and versions are checked already.
             kept = from_arrays(first, *saved[1:], str(run.folder))
             return eqx.tree_at(lambda state: state.fingerprint, kept, first.fingerprint)
 
@@ -200,12 +200,12 @@ class _Recorder:
 
     run: Run
     progress: Progress
-    stop: Stop
+    stop: _StopRequest
     save_due: float = 0.0
 
     def __call__(self, chunk: Chunk) -> bool:
         self.run.write_rows("metrics", chunk.step, chunk.metrics)
-        if len(chunk.algorithm.tasks) <= _MOST_TASKS:
+        if len(chunk.algorithm.tasks) <= _MAX_PLOTTED_TASKS:
             chances = np.asarray(chunk.algorithm.probabilities(chunk.state))
             # A row of each task's chance to be drawn next, the mean over runs.
             means = enumerate(chances.reshape(-1, chances.shape[-1]).mean(0))
@@ -215,7 +215,7 @@ class _Recorder:
         if self.stop.requested or chunk.step >= chunk.steps or start >= self.save_due:
             self.run.write_checkpoint(chunk.step, *to_arrays(chunk.state))
             now = time.monotonic()
-            self.save_due = now + _SAVE_AFTER * (now - start)
+            self.save_due = now + _SAVE_INTERVAL_RATIO * (now - start)
         self.progress.training(TrainingStatus.of(chunk))
         # After the last step too: what follows, such as a backtest, may take longer than training.
         if self.stop.requested:
@@ -227,7 +227,7 @@ class _Recorder:
 
 
 def _load_or_choose(
-    run: Run, choose: Callable[[OnChunk], dict[str, Any]], progress: Progress, stop: Stop
+    run: Run, choose: Callable[[OnChunk], dict[str, Any]], progress: Progress, stop: _StopRequest
 ) -> dict[str, Any]:
     """What the run chose before, or chooses now; only a complete choice is saved."""
     saved = run.choice
@@ -239,13 +239,13 @@ def _load_or_choose(
         progress.training(replace(TrainingStatus.of(chunk), most_drawn=()), "choosing")
         if stop.requested:
             raise Stopped(
-                f"stopped while choosing, after step {chunk.step} of {chunk.steps}, of which nothing "
-                f"is saved; begin the choice again with `apportion resume {run.folder}`"
+                f"stopped while choosing, after step {chunk.step} of {chunk.steps}; nothing is "
+                f"saved, begin the choice again with `apportion resume {run.folder}`"
             )
         return False
 
     choice = choose(on_chunk)
     run.write_choice(choice)
     progress.stage("compiling")
-    # As it reads from the file, so that a resumed run has exactly the same.
+    # As read from the file, so that a resumed run gets exactly the same.
     return json.loads(json.dumps(choice))

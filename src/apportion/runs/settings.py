@@ -29,7 +29,7 @@ def to_toml(settings: Any, job: str) -> str:
     >>> print(to_toml(BudgetSettings(seed=7), "budget").splitlines()[0])
     # Run this again with: apportion train budget --config THIS_FILE --out NEW_FOLDER
     """
-    descriptions = describe_fields(type(settings))
+    descriptions = _describe_fields(type(settings))
     lines = [
         f"# Run this again with: apportion train {job} --config THIS_FILE --out NEW_FOLDER",
         f"job = {json.dumps(job)}",
@@ -50,7 +50,7 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, int | float):
         return repr(value)
-    # TOML's basic strings are JSON's, but for DEL.
+    # TOML's basic strings are those of JSON, except DEL.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -118,7 +118,7 @@ def _check_value(value: Any, hint: Any, where: str) -> Any:
 
 
 def suggest(name: str, known: Any) -> str:
-    """`; did you mean X?`, or nothing where nothing is near.
+    """`; did you mean X?`, or nothing if no name is similar.
 
     >>> suggest("portfolo", ["portfolio", "budget"])
     '; did you mean portfolio?'
@@ -127,7 +127,7 @@ def suggest(name: str, known: Any) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def describe_fields(kind: type) -> dict[str, str]:
+def _describe_fields(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, base classes included."""
     from docstring_parser import parse_from_object
 

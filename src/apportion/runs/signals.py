@@ -1,4 +1,4 @@
-"""Long compiled work that Ctrl-C and SIGTERM can stop: compiled code listens to no signal itself."""
+"""Stop long compiled work on Ctrl-C and SIGTERM: compiled code handles no signals itself."""
 
 import contextvars
 import os
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_LOOK_EVERY = 0.2
+_POLL_SECONDS = 0.2
 
 
 @contextmanager
 def listening(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are handled so, until the block's end; the main thread alone can."""
+    """Handle Ctrl-C and SIGTERM in the block; only in the main thread."""
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -26,11 +26,11 @@ def listening(handle: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> T:
-    """What `work` returns; at a signal the process ends at once, with exit code 2.
+    """Return what `work` returns; a signal ends the process at once, with exit code 2.
 
-    For work that saves nothing, such as a backtest: it runs in a thread of its own while this one
-    listens. What is compiled cannot be called back, so the process goes without waiting for it, and
-    says what is `saved`.
+    For work that saves nothing, such as a backtest. It runs in a thread while this one waits for
+    signals. Compiled code cannot be interrupted, so the process exits without waiting for it and
+    reports what is `saved`.
 
     Examples
     --------
@@ -49,23 +49,23 @@ def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> 
             raised.append(error)
 
     def leave(number: int, frame: Any) -> None:
-        # A signal that is sent again is not answered again.
+        # Ignore a second signal.
         signal.signal(number, signal.SIG_IGN)
         print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
-        # Leaving in the ordinary way would wait for the compiled work.
+        # An ordinary exit would wait for the compiled work.
         os._exit(2)
 
-    # The same context: settings of JAX and of warnings hold in the thread too.
+    # The same context, so that settings of JAX and of warnings apply in the thread.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     with listening(leave):
         thread.start()
         while thread.is_alive():
-            thread.join(_LOOK_EVERY)
+            thread.join(_POLL_SECONDS)
     if raised:
         raise raised[0]
     return found[0]
 
 
 def tested_after_training(work: Callable[[], T]) -> T:
-    """What `work` returns: tests of a policy whose training is saved, which a signal stops at once."""
+    """`stoppable` for tests of a policy whose training is saved."""
     return stoppable(work, "the training is saved, and `apportion resume` tests the policy again")

@@ -8,6 +8,7 @@ same settings. Its folder holds
 cells.json           which plan the cells are of
 cells/NAME.parquet   the rows of a finished cell, while others are missing
 rows.parquet         the rows of all cells
+SHA256SUMS           the checksums of these files
 study.json           how it was computed; once it is concluded, what `Study.save` writes
 """
 
@@ -39,7 +40,7 @@ from apportion.runs.files import (
     pack_rows,
     read_json,
     read_rows,
-    write_atomic,
+    write_checked,
     write_json,
 )
 from apportion.runs.runner import Stopped, interrupts
@@ -381,7 +382,7 @@ class CellStore:
 
     def save(self, done: CellResult) -> None:
         """Keep a finished cell's rows, atomically, and how it was computed in how many seconds."""
-        write_atomic(self._file(done.cell), done.content)
+        write_checked(self.folder, f"cells/{done.cell.name}.parquet", done.content)
         self._seconds += done.seconds
         for name, one in (self._now | {"device": done.device}).items():
             self._computed.setdefault(name, {})[one or ""] = None
@@ -398,7 +399,7 @@ class CellStore:
             frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
             try:
                 content = self.plan.keep(pd.concat(frames, ignore_index=True))
-                write_atomic(whole, pack_rows(content))
+                write_checked(self.folder, whole.name, pack_rows(content))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); "

@@ -25,15 +25,15 @@ from apportion.problem import Problem, State, Step, check_problem
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, draw_tasks
 
-_LARGEST = float(np.finfo(np.float32).max)
-_REACH = 5.0
-"""How far scores reach: an entity can get e^10 times as much as another."""
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_SCORE_SCALE = 5.0
+"""Factor on scores: an entity can get e^10 times as much as another."""
 _Shown = dict[str, Array]
-"""What is handed out in a period, as its space has it."""
+"""An observation, by the names of its space."""
 
 
 class _Episode(eqx.Module):
-    """Where an episode stands: its task, its state, the key of what is still to come."""
+    """An episode: its task, its state, the key of its next steps."""
 
     task: Int[Array, "*stack"]
     state: State
@@ -41,15 +41,15 @@ class _Episode(eqx.Module):
     ended: Bool[Array, "*stack"]
 
 
-class Interface(eqx.Module):
-    """The spaces of a problem's tasks and the two functions that Gymnasium asks for."""
+class _Interface(eqx.Module):
+    """The spaces of a problem's tasks, and reset and step as Gymnasium defines them."""
 
     problem: Problem
     tasks: Task
 
     @classmethod
-    def of(cls, problem: Problem, tasks: Task) -> "Interface":
-        """Check everything once."""
+    def of(cls, problem: Problem, tasks: Task) -> "_Interface":
+        """Check the problem and its tasks."""
         if tasks.members.ndim == 1:
             tasks = Task(tasks.members[None], tasks.mask[None])
         check_problem(problem, tasks)
@@ -61,7 +61,9 @@ class Interface(eqx.Module):
         shown = jax.eval_shape(lambda: self.begin(jax.random.key(0))[1])
         share = spaces.Box(0.0, 1.0, (m,), np.float32)
         seen = {
-            "history": spaces.Box(-_LARGEST, _LARGEST, shown["history"].shape, np.float32),
+            "history": spaces.Box(
+                -_LARGEST_FLOAT, _LARGEST_FLOAT, shown["history"].shape, np.float32
+            ),
             "held": share,
             "limits": share,
             "mask": spaces.MultiBinary(m),
@@ -82,7 +84,7 @@ class Interface(eqx.Module):
         """The episode after an action's allocation, what is seen then, and that allocation."""
         task = self.tasks[episode.task]
         seen = self.problem.observe(task, episode.state)
-        scores = _REACH * jnp.clip(action, -1.0, 1.0)
+        scores = _SCORE_SCALE * jnp.clip(action, -1.0, 1.0)
         shares = Head()(scores, seen.scored(task.mask), seen.bounds)
         key, step_key = jax.random.split(episode.key)
         step = self.problem.step(task, episode.state, shares, key=step_key)
@@ -90,7 +92,7 @@ class Interface(eqx.Module):
         return episode, self._show(episode), step, shares
 
     def _show(self, episode: _Episode) -> _Shown:
-        """Everything that a policy of ours would see."""
+        """Everything that a `Policy` observes."""
         task = self.tasks[episode.task]
         seen = self.problem.observe(task, episode.state)
         limits = 1.0 if seen.limits is None else jnp.clip(seen.limits, 0.0, 1.0)
@@ -117,12 +119,12 @@ def _key_from(random: np.random.Generator) -> PRNGKeyArray:
     return jax.random.key(int(random.integers(2**31)))
 
 
-_begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
-_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0)))
+_begin, _step = eqx.filter_jit(_Interface.begin), eqx.filter_jit(_Interface.step)
+_begin_all = eqx.filter_jit(eqx.filter_vmap(_Interface.begin, in_axes=(None, 0)))
 
 
 @eqx.filter_jit
-def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "batch entities"]):
+def _step_all(interface: _Interface, episodes: _Episode, actions: Float[Array, "batch entities"]):
     def one(episode, action):
         following, shown, step, shares = interface.step(episode, action)
         fresh = interface.begin(jax.random.fold_in(episode.key, 0))
@@ -137,8 +139,8 @@ def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "b
     return jax.vmap(one)(episodes, actions)
 
 
-def _checked(action: np.ndarray, space: spaces.Space) -> Array:
-    """An action's scores; Gymnasium looks at none of them."""
+def _check_action(action: np.ndarray, space: spaces.Space) -> Array:
+    """An action's scores, checked; Gymnasium does not check them."""
     scores = np.asarray(action, np.float32)
     if scores.shape != space.shape or not np.isfinite(scores).all():
         raise InputError(
@@ -178,7 +180,7 @@ class ProblemEnv(gymnasium.Env):
     metadata = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self, problem: Problem, tasks: Task):
-        self.interface = Interface.of(problem, tasks)
+        self.interface = _Interface.of(problem, tasks)
         self.observation_space, self.action_space = self.interface.spaces()
         self._episode: _Episode | None = None
 
@@ -197,7 +199,7 @@ class ProblemEnv(gymnasium.Env):
         """Apportion by an action's scores."""
         if self._episode is None:
             raise InputError("step before reset: call reset first")
-        scores = _checked(action, self.action_space)
+        scores = _check_action(action, self.action_space)
         self._episode, shown, step, shares = _step(self.interface, self._episode, scores)
         observation, info = _hand_out(self._episode, shown)
         info |= {"task": int(info["task"]), "allocation": np.asarray(shares)}
@@ -206,10 +208,10 @@ class ProblemEnv(gymnasium.Env):
 
 
 class ProblemVectorEnv(VectorEnv):
-    """So many episodes side by side in one compiled step; `ProblemEnv` says what is seen and done.
+    """Several episodes in one compiled step; observations and actions as in `ProblemEnv`.
 
-    One that has ended begins anew at its next step, whatever that step's action, as Gymnasium's own
-    vector environments do (`AutoresetMode.NEXT_STEP`).
+    An episode that has ended restarts at the next step, whatever the action, as in Gymnasium's own
+    vector environments (`AutoresetMode.NEXT_STEP`).
 
     Parameters
     ----------
@@ -233,7 +235,7 @@ class ProblemVectorEnv(VectorEnv):
         if num_envs < 1:
             raise InputError(f"num_envs is {num_envs}; at least one is needed")
         self.num_envs = num_envs
-        self.interface = Interface.of(problem, tasks)
+        self.interface = _Interface.of(problem, tasks)
         self.single_observation_space, self.single_action_space = self.interface.spaces()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -246,7 +248,7 @@ class ProblemVectorEnv(VectorEnv):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin anew; environment i with the seed s + i, or with seeds of their own."""
+        """Begin all episodes; environment i with the seed s + i, or with the i-th of a list of seeds."""
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         if seeds is not None or self._random is None:
             given = [None] * self.num_envs if seeds is None else list(seeds)
@@ -262,7 +264,7 @@ class ProblemVectorEnv(VectorEnv):
         """One period of every episode."""
         if self._episodes is None:
             raise InputError("step before reset: call reset first")
-        scores = _checked(actions, self.action_space)
+        scores = _check_action(actions, self.action_space)
         episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
         self._episodes = episodes
         observation, info = _hand_out(episodes, shown)
@@ -286,7 +288,7 @@ def _make(
     tasks: int = 64,
     seed: int = 0,
 ) -> ProblemEnv | ProblemVectorEnv:
-    """An environment over `tasks` subsets of entities, drawn by the seed; so many of it side by side."""
+    """An environment over random subsets of entities; a vector environment if `num_envs` is given."""
     problem = _problem_of(domain)
     subsets = draw_tasks(problem.universe, entities, tasks, seed=seed)
     if num_envs is None:
@@ -295,7 +297,7 @@ def _make(
 
 
 def register_domains() -> None:
-    """Let `gymnasium.make` and `make_vec` know the domains that have a problem of embedded data."""
+    """Register the domains that have a problem of embedded data for `gymnasium.make` and `make_vec`."""
     for name in domain_names():
         known = f"apportion/{name.capitalize()}-v0" in gymnasium.registry
         if not known and type(find_domain(name)).problem is not Domain.problem:

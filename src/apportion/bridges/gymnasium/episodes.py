@@ -1,29 +1,25 @@
-"""Live environments on the host, each known by what led to it: its entities, seed and allocations.
+"""Live environments, each identified by the entities, seed and allocations that led to its state.
 
-A step is thereby a pure function of these three, whatever environments keep inside. One that stands
-where a step begins takes it; where none does, one is reset with the seed and led there again. So a
-step can be asked for twice, out of order, under `vmap`, or by a run that was resumed elsewhere.
-
-Run as a program, this file serves another process; it needs neither apportion nor JAX.
+A step is thereby a pure function of these three, whatever an environment keeps inside. A live
+environment that is already at the state before the step takes it; otherwise one is reset with the seed
+and the earlier allocations are replayed. A step can therefore be requested twice, out of order, under
+`vmap`, or by a run that was resumed elsewhere.
 """
 
-import signal
-import sys
-import traceback
+import threading
 from collections import OrderedDict
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Entities = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
-_KEPT = 512
-"""Environments kept at work, and as many at rest: others are led through their episode again."""
+_MAX_ENVIRONMENTS = 512
+"""Environments kept inside an episode, and as many between episodes."""
 
 
 class Shape(NamedTuple):
-    """What an environment shows of an entity, and whether it shows limits."""
+    """The observation of an entity, and whether the environment has limits."""
 
     window: int
     channels: int
@@ -31,88 +27,88 @@ class Shape(NamedTuple):
 
 
 class Episodes:
-    """Environments at work and at rest, and the batches asked of them."""
+    """Environments inside an episode and between episodes, and batches of resets and steps."""
 
     def __init__(self, make_env: Any, shape: Shape):
-        self.make_env, self.shape = make_env, Shape(*shape)
+        self.make_env, self.shape = make_env, shape
         self.live: OrderedDict[tuple[Entities, int, bytes], Any] = OrderedDict()
         self.idle: list[tuple[Entities, Any]] = []
         self.replayed = 0
+        self._lock = threading.Lock()
 
-    def begin(self, members: np.ndarray, mask: np.ndarray, seeds: np.ndarray) -> Arrays:
-        """First observations, (batch, ...) each."""
-        answers = self._blank(mask)
-        for row, seed in enumerate(seeds.tolist()):
-            entities = tuple(members[row][mask[row]].tolist())
-            env = self._fresh(entities)
-            observation, _ = env.reset(seed=seed)
-            self._write(answers, row, mask[row], observation)
-            self._rest(entities, env)
-        return answers[:2]
+    def reset(self, packed: np.ndarray) -> Arrays:
+        """Return the first observations of a batch, packed as in `simulator._pack`."""
+        members, mask, (seeds, *_) = _unpack(packed)
+        answers = self._empty(mask)
+        # A compiled program may call twice at the same time.
+        with self._lock:
+            for row, seed in enumerate(seeds.tolist()):
+                entities = tuple(members[row][mask[row]].tolist())
+                env = self._take(entities)
+                self._write(answers, row, mask[row], env.reset(seed=seed)[0])
+                self._put_back(entities, env)
+        return _stacked(answers[:2], packed)
 
-    def step(
-        self,
-        members: np.ndarray,
-        mask: np.ndarray,
-        seeds: np.ndarray,
-        periods: np.ndarray,
-        past: np.ndarray,
-        shares: np.ndarray,
-        ended: np.ndarray,
-        last: np.ndarray,
-    ) -> Arrays:
-        """Observations, rewards, and whether episodes terminated or were truncated."""
-        answers = self._blank(mask)
+    def step(self, packed: np.ndarray, shares: np.ndarray) -> Arrays:
+        """Return observations, rewards, and whether episodes terminated or were truncated.
+
+        `shares` are the allocations of the episode so far, padded to the horizon, then the next one.
+        """
+        members, mask, (seeds, periods, ended, last) = _unpack(packed)
+        shares = np.asarray(shares, np.float32).reshape((len(members), *shares.shape[-2:]))
+        answers = self._empty(mask)
         rewards, terminated, truncated = answers[2:]
-        for row, seed in enumerate(seeds.tolist()):
-            if ended[row]:
-                continue
-            real = mask[row]
-            entities = tuple(members[row][real].tolist())
-            before = np.ascontiguousarray(past[row, : periods[row]][:, real], np.float32)
-            share = np.ascontiguousarray(shares[row][real], np.float32)
-            env = self._arrive(entities, seed, before)
-            observation, rewards[row], terminated[row], truncated[row], _ = env.step(share)
-            self._write(answers, row, real, observation)
-            if terminated[row] or truncated[row] or last[row]:
-                self._rest(entities, env)
-            else:
-                self.live[entities, seed, before.tobytes() + share.tobytes()] = env
-            if len(self.live) > _KEPT:
-                (entities, *_), oldest = self.live.popitem(last=False)
-                self._rest(entities, oldest)
-        return answers
+        with self._lock:
+            for row, seed in enumerate(seeds.tolist()):
+                if ended[row]:
+                    continue
+                real = mask[row]
+                entities = tuple(members[row][real].tolist())
+                past = np.ascontiguousarray(shares[row, : periods[row]][:, real])
+                share = np.ascontiguousarray(shares[row, -1][real])
+                env = self._at(entities, seed, past)
+                observation, rewards[row], terminated[row], truncated[row], _ = env.step(share)
+                self._write(answers, row, real, observation)
+                if terminated[row] or truncated[row] or last[row]:
+                    self._put_back(entities, env)
+                else:
+                    self.live[entities, seed, past.tobytes() + share.tobytes()] = env
+                if len(self.live) > _MAX_ENVIRONMENTS:
+                    (entities, *_), oldest = self.live.popitem(last=False)
+                    self._put_back(entities, oldest)
+        return _stacked(answers, packed)
 
     def close(self) -> None:
-        """End all environments; later ones are made anew."""
+        """Close all environments; later calls make new ones."""
         for env in (*self.live.values(), *(env for _, env in self.idle)):
             env.close()
         self.live.clear()
         self.idle.clear()
 
-    def _arrive(self, entities: Entities, seed: int, past: np.ndarray) -> Any:
+    def _at(self, entities: Entities, seed: int, past: np.ndarray) -> Any:
+        """An environment after these allocations: a live one, or one that replays them."""
         env = self.live.pop((entities, seed, past.tobytes()), None)
         if env is None:
-            env = self._fresh(entities)
+            env = self._take(entities)
             env.reset(seed=seed)
             for share in past:
                 env.step(share)
             self.replayed += len(past)
         return env
 
-    def _fresh(self, entities: Entities) -> Any:
+    def _take(self, entities: Entities) -> Any:
         for place, (known, env) in enumerate(self.idle):
             if known == entities:
                 del self.idle[place]
                 return env
         return self.make_env(list(entities))
 
-    def _rest(self, entities: Entities, env: Any) -> None:
+    def _put_back(self, entities: Entities, env: Any) -> None:
         self.idle.append((entities, env))
-        if len(self.idle) > _KEPT:
+        if len(self.idle) > _MAX_ENVIRONMENTS:
             self.idle.pop(0)[1].close()
 
-    def _blank(self, mask: np.ndarray) -> Arrays:
+    def _empty(self, mask: np.ndarray) -> Arrays:
         batch, width = mask.shape
         history = np.zeros((batch, width, *self.shape[:2]), np.float32)
         limits = np.zeros((batch, width), np.float32)
@@ -127,24 +123,12 @@ class Episodes:
             answers[1][row, real] = parts["limits"]
 
 
-def serve(connection: Connection) -> None:
-    """Answer requests until the other side is gone."""
-    import cloudpickle
-
-    # Whoever stops a run speaks to the process that trains; this one ends with it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.path[:] = connection.recv()
-    episodes = Episodes(*cloudpickle.loads(connection.recv_bytes()))
-    while True:
-        try:
-            method, arrays = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send((None, getattr(episodes, method)(*arrays)))
-        except Exception:
-            connection.send((traceback.format_exc(), None))
+def _unpack(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Members, mask, and the numbers (seed, period, ended, last) of each row of a batch."""
+    rows = np.asarray(packed).reshape(-1, packed.shape[-1])
+    width = (rows.shape[-1] - 4) // 2
+    return rows[:, :width], rows[:, width : 2 * width].astype(bool), rows[:, 2 * width :].T
 
 
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+def _stacked(answers: Arrays, packed: np.ndarray) -> Arrays:
+    return tuple(answer.reshape((*packed.shape[:-1], *answer.shape[1:])) for answer in answers)
