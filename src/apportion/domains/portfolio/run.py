@@ -5,16 +5,14 @@ policy is equivariant, so it may be tested on instruments it never saw; days it 
 about days to come. Prices are read and refused before JAX is started.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.orders import next_shares
 from apportion.domains.portfolio.prices import Prices, find_jumps, read_prices
-from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 
@@ -34,7 +32,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         raise InputError(
             f"until {settings.until}: the prices begin on {prices.dates[0]}; choose a later day"
         )
-    from apportion.domains.portfolio import backtest, training, validation
+    from apportion.domains.portfolio import allocation, backtest, training, validation
     from apportion.runs.runner import PreparedJob
     from apportion.runs.signals import tested_after_training
     from apportion.training import Chunks
@@ -64,14 +62,18 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
             "chosen": _describe_choice(known, settings, choice),
-            "rules": asdict(settings.rules),
+            "rules": {
+                "min_weight": settings.min_weight,
+                "max_weight": settings.max_weight,
+                "cash": settings.cash,
+            },
         }
-        trained, result = backtest.TrainedPolicy.of(done.policy, about), None
+        trained, result = allocation.TrainedPolicy.of(done.policy, about), None
         if len(known.dates) < len(prices.dates):
             result = tested_after_training(
                 lambda: backtest.backtest_with_baselines(trained, prices, start=settings.until)
             )
-        shares = next_shares(trained, prices)
+        shares = trained.shares(prices)
         day, names = str(prices.dates[-1]), list(shares)
         following = {"after": day, "entity": names, "share": list(shares.values())}
         return _outcome(done.policy, about, settings, result, choice, pd.DataFrame(following))
@@ -126,8 +128,7 @@ class CheckedPrices:
 def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | None") -> str:
     """How trust, trade fraction and the number of updates came about, in a sentence."""
     if choice is not None:
-        kept = "" if settings.rules == Rules() else ", all of them within the rules"
-        return f"chosen: {choice.summary()}{kept}"
+        return f"chosen: {choice.summary()}"
     from apportion.domains.portfolio.validation import no_validation_year
 
     given = (

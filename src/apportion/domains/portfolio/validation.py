@@ -17,14 +17,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float, Int
 
-from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.constrained import constrain, unconstrained
 from apportion.domains.portfolio.market import Costs, Market, growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.record import TRADING_DAYS
-from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
+    combine_members,
     draw_portfolio_tasks,
     train_portfolio_runs,
     training_market,
@@ -148,22 +146,21 @@ def score_variants(
     tasks: Task,
     ks: Float[Array, " variants"],
     etas: Float[Array, " variants"],
-    rules: Rules | None = None,
+    max_turnover: float = 2.0,
 ) -> tuple[Float[Array, "cells variants tasks"], Float[Array, "cells variants tasks"]]:
-    """Net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
+    """Return net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
 
-    Features are computed once for all variants: k and eta come after them, and the rules around both.
+    Features are computed once for all variants: they depend on neither k nor eta.
     """
-    rules = Rules() if rules is None else rules
-    arrays, rest = eqx.partition(unconstrained(members, rules), eqx.is_array)
+    arrays, rest = eqx.partition(members, eqx.is_array)
 
     def one(cell):
         arrays, start, days, tasks = cell
         here = eqx.tree_at(lambda m: m.first, market, start)
-        team = Ensemble(eqx.combine(arrays, rest))
+        members = eqx.combine(arrays, rest)
 
         def variant(task, k, eta):
-            policy = constrain(PartialTrading(ShrunkToEqual(team, k), eta), rules)
+            policy = combine_members(members, k, eta, max_turnover)
             return walk_policy(policy, here, task).log_return
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
@@ -223,8 +220,7 @@ def select_variant(
     *_, tasks = draw_portfolio_tasks(len(prices.tickers), settings)
     pairs = list(product(K_GRID, ETA_GRID))
     costs = Costs(settings.cost, exact=True, cash=settings.cash)
-    rules = settings.rules
-    market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
+    market = Market.of(prices, window=settings.window, costs=costs, head=settings.head())
     market = replace(market, horizon=max(spans.days))
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
     by_year = stack([tasks[: min(len(tasks), _TESTED)]] * len(calendar))
@@ -235,7 +231,9 @@ def select_variant(
     def visit(chunk: Chunk) -> None:
         if chunk.step * CHECKPOINTS // chunk.steps > len(rows):
             teams = grouped(chunk.policy, settings.members)
-            _, sharpe = score_variants(teams, market, starts, days, by_year, ks, etas, rules)
+            _, sharpe = score_variants(
+                teams, market, starts, days, by_year, ks, etas, settings.max_turnover
+            )
             gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
             scored = pd.DataFrame(pairs * len(calendar), columns=["k", "eta"])
             years = np.repeat(calendar, len(pairs))
