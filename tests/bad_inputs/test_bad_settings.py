@@ -62,7 +62,6 @@ def settings(job: str, *rows: tuple):
         ("--min-weight 0.2 --max-weight 0.1", "min_weight 0.2 and max_weight 0.1"),
         ("--max-turnover 0", "max_turnover is 0"),
         ("--max-turnover 3", "max_turnover is 3"),
-        ("--rebalance yearly", "choose daily, weekly, monthly"),
         ("--until 01/02/2019", "'01/02/2019' is not a day"),
         ("--until 1999-01-01", "choose a later day"),
         ("--validation=-1", "validation is -1"),

@@ -26,8 +26,7 @@ from apportion.certify.statistics import compare
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.domain import domain_names, find_domain
 from apportion.domains.federated.data import load_images
-from apportion.domains.portfolio.backtest import TrainedPolicy
-from apportion.domains.portfolio.orders import read_holdings
+from apportion.domains.portfolio.allocation import TrainedPolicy, read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.validation import Choice

@@ -12,11 +12,8 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket, record
-from apportion.domains.portfolio.backtest import (
-    TrainedPolicy,
-    backtest_strategies,
-    weekly_gains,
-)
+from apportion.domains.portfolio.allocation import TrainedPolicy
+from apportion.domains.portfolio.backtest import backtest_strategies, weekly_gains
 from apportion.domains.portfolio.market import walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent

@@ -1,4 +1,4 @@
-"""Price files: what has one of the three layouts is read, what is wrong is said in one sentence."""
+"""Price files: the three layouts are read, and wrong files are refused in one sentence."""
 
 import numpy as np
 import pandas as pd
@@ -118,15 +118,15 @@ def test_frames_of_yfinance_are_read_as_what_they_are(adjusted, by_ticker, tmp_p
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (yfinance().drop(columns=("Close", "IBM")), 'IBM has no column "close", which others have'),
-        (yfinance().drop(columns="Low", level=0), '"low" is missing beside "high"'),
+        (yfinance().drop(columns=("Close", "IBM")), 'column "close IBM" is missing'),
+        (yfinance().drop(columns="Low", level=0), 'column "low AMD" is missing'),
     ],
 )
 def test_frames_of_yfinance_that_are_incomplete_are_refused(frame, words, tmp_path):
     assert words in refusal(frame, tmp_path / "p.csv", index=True)
     with pytest.raises(InputError, match=words):
         from_frame(frame)
-    with pytest.raises(InputError, match=r'several levels.*frame\["Close"\]'):
+    with pytest.raises(InputError, match='column "close" is missing'):
         from_frame(frame.drop(columns="Close", level=0))
 
 
@@ -136,7 +136,7 @@ def test_bad_files_name_the_line_whatever_the_order_and_blank_lines(tmp_path):
     header, *lines = CLOSES.iloc[::-1].to_csv().splitlines()
     lines[4] = lines[4].rpartition(",")[0] + ",-1"
     path.write_text("\n".join([header, *lines[:2], "", "", *lines[2:], ""]))
-    with pytest.raises(InputError, match=r"1 negative values of close, .* KO \(line 8\)"):
+    with pytest.raises(InputError, match=r"1 values of close that are no prices, .* KO \(line 8\)"):
         load_prices(path)
 
 
@@ -280,12 +280,10 @@ def test_a_fall_on_many_times_the_usual_volume_is_the_markets(tmp_path):
     assert prices.fingerprint == fallen(None, file).fingerprint
     for volume in (1.35e6, None):
         assert len(suspects(fallen(volume, file))) == 1
-        with pytest.raises(InputError, match=rf"split of 3:2.*--allow-jumps {name} to take"):
+        with pytest.raises(InputError, match=rf"split of 3:2.*--allow-jumps {name} to accept"):
             read_prices(file)
     assert len(read_prices(file, allow_jumps=[name]).dates) == 60
-    with pytest.raises(
-        InputError, match=rf"--allow-jumps EQIX:2019-01-01: .* in question are {name}"
-    ):
+    with pytest.raises(InputError, match=f"--allow-jumps {name}"):
         read_prices(file, allow_jumps=["EQIX:2019-01-01"])
 
 
@@ -310,11 +308,11 @@ def test_an_instrument_without_its_newest_price_is_not_sold_unasked(missing):
     close = STEADY.close.copy()
     close[-missing:, 2] = np.nan
     prices, name = Prices(STEADY.dates, STEADY.tickers, close), STEADY.tickers[2]
-    with pytest.raises(InputError, match=f"{name} has no price on .* or say --delisted {name}"):
+    with pytest.raises(InputError, match=f"{name} has no price on .* say --delisted {name}"):
         check_last_day(prices)
     check_last_day(prices, [name])
     check_last_day(STEADY)
-    with pytest.raises(InputError, match=f"--delisted {STEADY.tickers[0]}: it has a price"):
+    with pytest.raises(InputError, match=f"{STEADY.tickers[0]} has a price on"):
         check_last_day(prices, [name, STEADY.tickers[0]])
     # One that left long ago left.
     close[-20:, 2] = np.nan

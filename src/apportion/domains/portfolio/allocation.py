@@ -61,7 +61,7 @@ class TrainedPolicy:
                 raise ValueError(f"rules {dict(rules)!r}")
             check_cost(float(cost))  # pyright: ignore[reportArgumentType]
             head = Head(low, high, cash)
-        except (InputError, TypeError, ValueError, AttributeError) as error:
+        except (InputError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(
                 f"the policy's own facts are wrong ({error}); train it again"
             ) from None
