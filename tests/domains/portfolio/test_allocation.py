@@ -113,13 +113,13 @@ def test_other_strategies_have_no_limits_and_no_cash():
 def test_holdings_are_read_in_the_order_of_the_tickers(tmp_path):
     table, names = tmp_path / "today.csv", ("A", "B", "C")
     table.write_text("ticker,share\nC,0.25\n A ,0.75\n")
-    np.testing.assert_array_equal(read_holdings(table, names).amounts, [0.75, 0, 0.25])
+    np.testing.assert_array_equal(read_holdings(table, names)[0], [0, 0.75, 0, 0.25])
     table.write_text("Ticker, Quantity\ncash,12.5\nC,3\n")
-    held = read_holdings(table, names, cash=True)
-    # What is not held needs no price.
-    np.testing.assert_array_equal(held.values(np.array([1, np.nan, 2])), [12.5, 0, 0, 6])
+    amounts, counted = read_holdings(table, names, cash=True)
+    assert counted
+    np.testing.assert_array_equal(amounts, [12.5, 0, 0, 3])
     table.write_text("ticker,quantity\nA,1\n")
-    assert read_holdings(table, names).cash == 0
+    assert read_holdings(table, names)[0][0] == 0
     with pytest.raises(InputError, match=r"today.csv: has no row for cash"):
         read_holdings(table, names, cash=True)
     with pytest.raises(InputError, match='"cash" is among the prices'):

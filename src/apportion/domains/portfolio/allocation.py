@@ -124,27 +124,9 @@ def _decide(policy: Policy, market: Market, task: Task, shares: Allocation) -> A
     return market.tradable(task, now.n, policy(market.observe(task, now), task.mask))
 
 
-@dataclass(frozen=True, eq=False)
-class _Holdings:
-    """Today's holdings: units of each ticker and money, or shares of the whole."""
-
-    amounts: np.ndarray
-    """Units or shares, in the order of the tickers."""
-    cash: float
-    """Money, or its share."""
-    counted: bool
-    """Units and money instead of shares."""
-
-    def values(self, prices: np.ndarray) -> np.ndarray:
-        """Return the value of cash and of each ticker; shares are their own values."""
-        worth = self.amounts
-        if self.counted:
-            # A ticker that is not held needs no price.
-            worth = np.where(self.amounts > 0, self.amounts * np.nan_to_num(prices), 0.0)
-        return np.append(self.cash, worth)
-
-
-def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> _Holdings:
+def read_holdings(
+    path: Path, tickers: Sequence[str], *, cash: bool = False
+) -> tuple[np.ndarray, bool]:
     """Read today's holdings in the order of `tickers`.
 
     Parameters
@@ -155,6 +137,11 @@ def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> 
         Names of the instruments.
     cash
         Whether the policy can hold cash.
+
+    Returns
+    -------
+    amounts, counted
+        Cash and the amount of each ticker: shares, or money and units if they are `counted`.
 
     Raises
     ------
@@ -198,8 +185,7 @@ def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> 
             f"must not all be 0"
         )
     scale = 1.0 if counted else total
-    amounts = np.array([found.get(ticker, 0.0) / scale for ticker in tickers])
-    return _Holdings(amounts, found.get(CASH, 0.0) / scale, counted)
+    return np.array([found.get(name, 0.0) / scale for name in (CASH, *tickers)]), counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,16 +215,11 @@ class NextAllocation:
         """Return the table as text, the largest trades or shares first."""
         table = self.to_frame()
         by = "share" if self.trades is None else "trade"
-        order = np.argsort(-np.abs(table[by].to_numpy()), kind="stable")
-        width = max(map(len, table["ticker"]))
-        lines = [f"allocation for the period after {self.date}"]
-        if self.trades is not None:
-            lines.append(f"  {'':{width}}" + "".join(f"{name:>14}" for name in table.columns[1:]))
-        for row in table.iloc[order].to_dict("records"):
-            ticker = row.pop("ticker")
-            cells = [f"{v:14,.2f}" if k == "money" else f"{v:14.3%}" for k, v in row.items()]
-            lines.append(f"  {ticker:{width}}" + "".join(cells))
-        return "\n".join(lines)
+        table = table.sort_values(by, key=lambda column: -column.abs(), kind="stable")
+        shares = [name for name in table if name not in ("ticker", "money")]
+        forms = dict.fromkeys(shares, "{:.3%}".format) | {"money": "{:,.2f}".format}
+        text = table.to_string(index=False, formatters=forms)
+        return f"allocation for the period after {self.date}\n{text}"
 
 
 def allocate_next(
@@ -249,24 +230,25 @@ def allocate_next(
     date = str(prices.dates[-1])
     if path is None:
         return NextAllocation(date, trained.shares(prices))
-    holdings = read_holdings(path, prices.tickers, cash=cash)
-    missing = np.flatnonzero((holdings.amounts > 0) & np.isnan(prices.close[-1]))
-    if holdings.counted and len(missing):
-        raise InputError(
-            f"{path}: {prices.tickers[missing[0]]} is held and has no price on {date}; "
-            "leave it out, or give prices up to a day on which it has one"
-        )
-    values = holdings.values(prices.close[-1])
+    amounts, counted = read_holdings(path, prices.tickers, cash=cash)
+    values = amounts
+    if counted:
+        close = np.append(1.0, prices.close[-1])
+        missing = np.flatnonzero((amounts > 0) & np.isnan(close))
+        if len(missing):
+            raise InputError(
+                f"{path}: {prices.tickers[missing[0] - 1]} is held and has no price on {date}; leave it "
+                "out, or give prices up to a day on which it has one"
+            )
+        values = amounts * np.nan_to_num(close)
     invested = values if cash else values[1:]
     # Money alone starts from equal shares.
     held = invested / invested.sum() if invested.sum() > 0 else None
     shares = trained.shares(prices, held)
-    table = pd.DataFrame({"ticker": [*prices.tickers, CASH]})
-    table["share"] = [shares.get(name, 0.0) for name in table["ticker"]]
-    table["held"] = np.roll(values, -1) / values.sum()
+    names = (*prices.tickers, CASH) if cash or values[0] > 0 else prices.tickers
+    table = pd.DataFrame({"ticker": names, "share": [shares.get(name, 0.0) for name in names]})
+    table["held"] = np.roll(values, -1)[: len(names)] / values.sum()
     table["trade"] = table["share"] - table["held"]
-    if holdings.counted:
+    if counted:
         table["money"] = table["trade"] * values.sum()
-    if not cash and holdings.cash == 0:
-        table = table.iloc[:-1]
     return NextAllocation(date, shares, table)

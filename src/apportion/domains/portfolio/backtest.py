@@ -119,7 +119,7 @@ def backtest_strategies(
         record(name, _walk_targets(targets, market, market.everything()), market)
     relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
     accounts = {
-        name: account(shares, relatives, cost, held[name], cash=cash)
+        name: _account(shares, relatives, cost, held[name], cash=cash)
         for name, shares in allocations.items()
     }
     limits = {name: _describe_limits(policies[name], head) for name, head in heads.items()}
@@ -148,7 +148,7 @@ def _describe_limits(policy: Policy, head: Head) -> str:
     return ", ".join([*parts, "cash allowed"] if head.cash else parts)
 
 
-def account(
+def _account(
     allocations: np.ndarray,
     relatives: np.ndarray,
     cost: float,

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
-from apportion.domains.portfolio.settings import check_cash, check_weights
+from apportion.domains.portfolio.settings import CASH, check_weights
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
@@ -137,8 +137,8 @@ class Market(Problem):
         costs = Costs() if costs is None else costs
         head = Head(cash=costs.cash) if head is None else head
         check_weights(head.floor, head.cap, len(prices.tickers), cash=costs.cash)
-        if costs.cash:
-            check_cash(prices.tickers)
+        if costs.cash and CASH in prices.tickers:
+            raise InputError(f'ticker "{CASH}" is among the prices; rename or drop it')
         first, last = _rows_between(prices, start, end, window=window)
         values, listed = prices.filled()[: last + 1], prices.tradable()
         if costs.cash:

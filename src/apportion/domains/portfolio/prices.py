@@ -341,7 +341,7 @@ def from_frame(closes: pd.DataFrame, *, source: str = "prices") -> Prices:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Read names as text and prices as numbers; the index is each row's line in the file."""
+    """Read all values as text, such as the tickers 000001 and NA; the index is the line in the file."""
     with path.open(encoding="utf-8-sig") as file:
         first = file.readline(10_000)
     mark = next((mark for mark in ";\t" if mark in first and "," not in first), None)
@@ -351,39 +351,19 @@ def _read_csv(path: Path) -> pd.DataFrame:
             f"pd.read_csv({path.name!r}, sep={mark!r}, decimal=',').to_csv('prices.csv', index=False)"
         )
     plain: dict[str, Any] = {"header": None, "keep_default_na": False, "skip_blank_lines": False}
-    plain["encoding"] = "utf-8-sig"
-    rows = pd.read_csv(path, nrows=3, dtype=str, **plain).fillna("").to_numpy().tolist()
-    names: list[Any] = rows[0]
-    headers = 1
+    text = pd.read_csv(path, dtype=str, encoding="utf-8-sig", **plain).fillna("")
+    rows = text.head(3).to_numpy().tolist()
+    names, headers = pd.Index(rows[0], dtype=object), 1
     corners = {row[0].strip().lower() for row in rows[:2]}
     if corners <= _CORNER and _fields_first(*(row[1:] for row in rows[:2])) is not None:
-        names = [("date", ""), *zip(rows[0][1:], rows[1][1:], strict=True)]
+        pairs = zip(rows[0][1:], rows[1][1:], strict=True)
+        names = pd.MultiIndex.from_tuples([("date", ""), *pairs])
         # pandas writes the name of the index in a row of its own.
         labelled = len(rows) > 2 and not any(rows[2][1:]) and not re.fullmatch(_ISO, rows[2][0])
         headers = 3 if labelled else 2
-    texts = {k for k, name in enumerate(names) if k == 0 or _field(name) in ("date", "ticker")}
-    try:
-        frame = pd.read_csv(
-            path,
-            skiprows=headers,
-            # Names are text: 000001 and NA too.
-            dtype=dict.fromkeys(texts, str),
-            na_values={k: _MISSING for k in range(len(names)) if k not in texts},
-            low_memory=False,
-            **plain,
-        )
-    except pd.errors.EmptyDataError:
-        frame = pd.DataFrame(columns=range(len(names)))
-    if frame.shape[1] != len(names):
-        raise InputError(
-            f"{path}: has {len(names)} names in line 1 and {frame.shape[1]} values in line "
-            f"{headers + 1}; write numbers with decimal points and no other commas"
-        )
+    frame = text.iloc[headers:].set_axis(names, axis=1)
     frame.index = pd.RangeIndex(headers + 1, headers + 1 + len(frame), name="line")
-    frame.columns = (
-        pd.Index(names, dtype=object) if headers == 1 else pd.MultiIndex.from_tuples(names)
-    )
-    return frame[~(frame.isna() | (frame == "")).all(axis=1)]
+    return frame[(frame != "").any(axis=1)]
 
 
 def _with_days(frame: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,6 @@ chooses trust, trade fraction and the number of updates on validation years. Imp
 JAX.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,12 +169,4 @@ def check_weights(low: float, high: float, count: int, *, cash: bool) -> None:
         raise InputError(
             f"min_weight {low:g}: {count} instruments would need {count * low:.4g} of the wealth; choose "
             f"at most {1 / count:.4g}, or fewer instruments"
-        )
-
-
-def check_cash(tickers: Sequence[str]) -> None:
-    """Refuse a ticker with the name of cash."""
-    if CASH in tickers:
-        raise InputError(
-            f'ticker "{CASH}" is among the prices, and the policy holds cash of its own; rename or drop it'
         )

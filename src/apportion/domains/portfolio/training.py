@@ -152,7 +152,7 @@ def untrained_policies(
 
     def make(key):
         policy = Recurrent(channels, settings.hidden, head=settings.head(), key=key)
-        return limit_turnover(policy, settings.max_turnover)
+        return _limit_turnover(policy, settings.max_turnover)
 
     return eqx.filter_vmap(make)(keys)
 
@@ -208,9 +208,9 @@ def combine_members(
     # The limit is that of the whole, not of each member.
     members = members.policy if isinstance(members, LimitedTurnover) else members
     target = ShrunkToEqual(Ensemble(members), trust)
-    return limit_turnover(PartialTrading(target, trade_fraction), max_turnover)
+    return _limit_turnover(PartialTrading(target, trade_fraction), max_turnover)
 
 
-def limit_turnover(policy: Policy, max_turnover: float) -> Policy:
+def _limit_turnover(policy: Policy, max_turnover: float) -> Policy:
     """Return the policy with limited turnover; the policy itself if nothing is limited."""
     return policy if max_turnover >= 2 else LimitedTurnover(policy, max_turnover)

@@ -36,9 +36,9 @@ from apportion.trees import grouped, stack
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
 """The k and eta that are looked at."""
-CHECKPOINTS = 3
+_CHECKPOINTS = 3
 """Numbers of updates that are looked at."""
-HALF_A_YEAR = TRADING_DAYS // 2
+_LEAST_DAYS_OF_A_YEAR = TRADING_DAYS // 2
 """Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
 _TESTED = 10
 """Tasks the choice is tested on, at most."""
@@ -183,7 +183,7 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
     fit = []
     for year in prices.years():
         first, last = prices.row(f"{year}-01-01"), prices.row(f"{year + 1}-01-01")
-        if last - first >= HALF_A_YEAR and first >= settings.window + settings.batch:
+        if last - first >= _LEAST_DAYS_OF_A_YEAR and first >= settings.window + settings.batch:
             fit.append(year)
     return fit[-years:] if years else []
 
@@ -229,7 +229,7 @@ def select_variant(
     rows: list[pd.DataFrame] = []
 
     def visit(chunk: Chunk) -> None:
-        if chunk.step * CHECKPOINTS // chunk.steps > len(rows):
+        if chunk.step * _CHECKPOINTS // chunk.steps > len(rows):
             teams = grouped(chunk.policy, settings.members)
             _, sharpe = score_variants(
                 teams, market, starts, days, by_year, ks, etas, settings.max_turnover
@@ -241,7 +241,7 @@ def select_variant(
         if on_chunk is not None:
             on_chunk(chunk)
 
-    every = max(settings.steps // CHECKPOINTS, 1) if every is None else every
+    every = max(settings.steps // _CHECKPOINTS, 1) if every is None else every
     runs = len(calendar) * settings.members
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
     # Policies are ordered by year, then by member.
@@ -261,7 +261,7 @@ def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
     """Why nothing can be chosen from these prices."""
     return (
         f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, hold no "
-        f"calendar year of {HALF_A_YEAR} days or more with {settings.window + settings.batch} days "
+        f"calendar year of {_LEAST_DAYS_OF_A_YEAR} days or more with {settings.window + settings.batch} days "
         "before it on which trust, trade fraction and the number of updates could be chosen"
     )
 
