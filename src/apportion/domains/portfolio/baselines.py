@@ -22,7 +22,9 @@ Baseline = Callable[[_Relatives], _Allocations]
 
 
 def follow(
-    update: Callable[[_Shares, Any, _Shares], tuple[_Shares, Any]], memory: Any, relatives: _Relatives
+    update: Callable[[_Shares, Any, _Shares], tuple[_Shares, Any]],
+    memory: Any,
+    relatives: _Relatives,
 ) -> _Allocations:
     """Start from equal shares; after each period let `update(shares, memory, relatives)` choose
     the next shares. A row is written before its own relatives are read, so none can look ahead.

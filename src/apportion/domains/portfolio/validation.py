@@ -38,7 +38,7 @@ ETA_GRID = (0.05, 0.1, 0.3, 1.0)
 """The k and eta that are looked at."""
 _CHECKPOINTS = 3
 """Numbers of updates that are looked at."""
-_LEAST_DAYS_OF_A_YEAR = TRADING_DAYS // 2
+_LEAST_DAYS = TRADING_DAYS // 2
 """Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
 _TESTED = 10
 """Tasks the choice is tested on, at most."""
@@ -183,7 +183,7 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
     fit = []
     for year in prices.years():
         first, last = prices.row(f"{year}-01-01"), prices.row(f"{year + 1}-01-01")
-        if last - first >= _LEAST_DAYS_OF_A_YEAR and first >= settings.window + settings.batch:
+        if last - first >= _LEAST_DAYS and first >= settings.window + settings.batch:
             fit.append(year)
     return fit[-years:] if years else []
 
@@ -261,7 +261,7 @@ def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
     """Why nothing can be chosen from these prices."""
     return (
         f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, hold no "
-        f"calendar year of {_LEAST_DAYS_OF_A_YEAR} days or more with {settings.window + settings.batch} days "
+        f"calendar year of {_LEAST_DAYS} days or more with {settings.window + settings.batch} days "
         "before it on which trust, trade fraction and the number of updates could be chosen"
     )
 
