@@ -205,7 +205,7 @@ def check_last_day(prices: Prices, delisted: Sequence[str] = ()) -> None:
     An instrument without a price would be sold. `delisted` names those that are really gone.
     """
     priced = ~np.isnan(prices.close)
-    recent = priced[-1 - _RECENT_DAYS : -1].any(0)
+    recent = np.asarray(priced[-1 - _RECENT_DAYS : -1].any(0))
     for name, there, before in zip(prices.tickers, priced[-1], recent, strict=True):
         if there == (name in delisted) and (there or before):
             state = "a price" if there else "no price"
