@@ -5,10 +5,11 @@ import tempfile
 from pathlib import Path
 
 from apportion.domains.portfolio import SimulatedMarket, load_prices
+from apportion.domains.portfolio.allocation import next_allocation
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import next_allocation, train_portfolio
+from apportion.domains.portfolio.training import train_portfolio
 
 if len(sys.argv) > 1:
     path = Path(sys.argv[1])

@@ -30,7 +30,6 @@ from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import PPOSettings
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.constrained import Constrained, WithoutCash
 from apportion.domains.portfolio.market import Market
 from apportion.domains.probes import ShownBest
 from apportion.gate import Gate
@@ -60,7 +59,6 @@ def recurrent():
 
 POLICIES = {
     AggregationPolicy: lambda: awake(AggregationPolicy(CHANNELS, 4, key=KEY)),
-    Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), 0.4),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
     Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
@@ -69,10 +67,7 @@ POLICIES = {
     Pooled: lambda: awake(Pooled(CHANNELS, 4, key=KEY)),
     Recurrent: recurrent,
     ShrunkToEqual: lambda: ShrunkToEqual(recurrent(), 0.5),
-    WithoutCash: lambda: WithoutCash(recurrent()),
 }
-# Cash stands in front and keeps its place.
-IN_PLACE = {WithoutCash: 1}
 
 
 def _charging():
@@ -212,15 +207,14 @@ def moved(seen, order):
 @pytest.mark.parametrize("kind", POLICIES, ids=lambda kind: kind.__name__)
 def test_every_policy_is_equivariant_keeps_to_limits_and_ignores_padding(kind):
     policy = eqx.filter_jit(POLICIES[kind]())
-    everyone, fixed = jnp.ones(M, bool), IN_PLACE.get(kind, 0)
+    everyone = jnp.ones(M, bool)
     for seed in range(5):
         seen = observation(seed)
         plain = np.asarray(policy(seen, everyone))
         assert plain.sum() == pytest.approx(1, abs=1e-5)
         assert (plain >= -1e-6).all()
         assert (plain <= np.asarray(seen.limits) + 1e-5).all()
-        order = np.random.default_rng(seed).permutation(np.arange(fixed, M))
-        order = np.concatenate([np.arange(fixed), order])
+        order = np.random.default_rng(seed).permutation(M)
         permuted = np.asarray(policy(moved(seen, order), everyone))
         np.testing.assert_allclose(permuted, plain[order], atol=1e-5)
         # A stranger in a padded place gets nothing and changes nobody, however loud.

@@ -106,19 +106,25 @@ def test_a_clone_is_fitted_the_same_and_a_policy_survives_pickle(trained, return
     np.testing.assert_array_equal(loaded.allocate(returns), trained.allocate(returns))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_cannot_be_used_is_refused_in_one_sentence(returns):
+    for change, message in (
         ({"method": "ppo"}, "choose one of pmtl, mtl, stl"),
         ({"previous_weights": -0.1}, "shares >= 0"),
         ({"window": 500}, "give more days"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_one_sentence(returns, change, message):
-    with pytest.raises(InputError, match=message):
-        MultiTaskPortfolio(**(SMALL | change)).fit(returns.iloc[:60])
-    with pytest.raises(InputError, match="column 0 is -1; returns must be above -1"):
-        MultiTaskPortfolio(**SMALL).fit(np.full((60, 5), -1.0))
+    ):
+        with pytest.raises(InputError, match=message):
+            MultiTaskPortfolio(**(SMALL | change)).fit(returns.iloc[:60])
+    model = MultiTaskPortfolio(policy=some_policy(), window=6)
+    for X, message in (
+        (np.full((60, 5), -1.0), "column 0 is -1; returns must be above -1"),
+        (returns.iloc[:, :1], "one asset alone; at least 2"),
+        (100 * (1 + returns).cumprod(), "as prices are; give returns, by .*prices_to_returns"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.fit(X)
+    ignored = MultiTaskPortfolio(policy=some_policy(), window=6, seed=2, trust=0.3)
+    with pytest.raises(InputError, match="seed, trust would do nothing beside policy="):
+        ignored.fit(returns)
 
 
 def test_skfolios_walk_forward_runs_it_beside_its_own_optimisers(returns):
@@ -151,25 +157,6 @@ def test_it_ends_a_pipeline_and_takes_part_in_a_search(returns):
     assert search.best_params_["share__window"] in (6, 9)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.best_estimator_.predict(returns).weights.shape == (6,)
-
-
-def test_what_a_trained_policy_makes_meaningless_is_refused(returns):
-    for ignored in ({"steps": 7}, {"seed": 2, "trust": 0.3}):
-        model = MultiTaskPortfolio(policy=some_policy(), window=6, **ignored)
-        with pytest.raises(
-            InputError, match=f"{', '.join(ignored)} would do nothing beside policy="
-        ):
-            model.fit(returns)
-
-
-def test_one_asset_and_prices_in_place_of_returns_get_a_sentence(returns):
-    model = MultiTaskPortfolio(policy=some_policy(), window=6)
-    with pytest.raises(InputError, match="one asset alone; at least 2"):
-        model.fit(returns.iloc[:, :1])
-    with pytest.raises(InputError, match="as prices are; give returns, by .*prices_to_returns"):
-        model.fit(100 * (1 + returns).cumprod())
-    with pytest.raises(InputError, match="as prices are"):
-        model.fit(returns).allocate(100 * (1 + returns).cumprod())
 
 
 class ScaledPortfolio(MultiTaskPortfolio):

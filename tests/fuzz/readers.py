@@ -26,8 +26,7 @@ from apportion.certify.statistics import compare
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.domain import domain_names, find_domain
 from apportion.domains.federated.data import load_images
-from apportion.domains.portfolio.backtest import TrainedPolicy
-from apportion.domains.portfolio.orders import read_holdings
+from apportion.domains.portfolio.allocation import TrainedPolicy, read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.validation import Choice
@@ -150,11 +149,10 @@ def _prices(name: str, folder: Path) -> None:
 
 
 def _holdings(folder: Path) -> None:
-    held = read_holdings(folder / "h.csv", ("A", "B", "000001"))
-    everything = np.append(held.amounts, held.cash)
-    assert np.isfinite(everything).all()
-    assert (everything >= 0).all()
-    assert held.counted or abs(everything.sum() - 1) < 1e-9
+    amounts, counted = read_holdings(folder / "h.csv", ("A", "B", "000001"))
+    assert np.isfinite(amounts).all()
+    assert (amounts >= 0).all()
+    assert counted or abs(amounts.sum() - 1) < 1e-9
 
 
 _PREDICTOR = {

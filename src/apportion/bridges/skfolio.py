@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from apportion.domains.portfolio.allocation import next_allocation
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import next_allocation, train_portfolio
+from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
 from apportion.errors import InputError, optional_import
 from apportion.policy import Policy

@@ -12,11 +12,8 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket, record
-from apportion.domains.portfolio.backtest import (
-    TrainedPolicy,
-    backtest_strategies,
-    weekly_gains,
-)
+from apportion.domains.portfolio.allocation import TrainedPolicy
+from apportion.domains.portfolio.backtest import backtest_strategies, weekly_gains
 from apportion.domains.portfolio.market import walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
@@ -115,11 +112,6 @@ def test_metrics_have_intervals_in_their_own_units():
     assert growth.n == 24
 
 
-def test_a_baseline_off_the_simplex_is_named():
-    with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
-        backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)
-
-
 @pytest.fixture(scope="module")
 def weekdays():
     """Trading days from a Monday on, three of them missing as on holidays."""
@@ -183,3 +175,5 @@ def test_what_cannot_be_compared_is_refused(weekdays, equal, tmp_path):
     save_policy(EqualShares(), tmp_path, about(weekdays, window=9))
     with pytest.raises(InputError, match="reads other things"):
         weekly_gains(equal, weekdays, str(tmp_path))
+    with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
+        backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)

@@ -10,11 +10,9 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket
+from apportion.domains.portfolio.allocation import next_allocation
 from apportion.domains.portfolio.backtest import _walk_one as walked
 from apportion.domains.portfolio.backtest import backtest_strategies
-from apportion.domains.portfolio.constrained import constrain
-from apportion.domains.portfolio.rules import Rules
-from apportion.domains.portfolio.training import next_allocation
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.tasks import Task
@@ -125,19 +123,6 @@ def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
     empty = 20 - WINDOW + 1
     assert (np.asarray(alone.log_return)[:empty] == 0).all()
     assert np.asarray(alone.allocations)[empty].tolist() == [0, 1, 0, 0, 0]
-
-
-def test_a_delisting_between_rebalancing_days_sells_in_proportion():
-    rules = Rules(max_weight=0.6, rebalance="monthly")
-    market = Market.of(PARTLY, window=WINDOW, rules=rules)
-    walk = walked(constrain(POLICY, rules), market, EVERYONE)
-    shares = np.asarray(walk.allocations)
-    period = 51 - WINDOW
-    assert not bool(market.rebalanced[51])  # pyright: ignore[reportOptionalSubscript]
-    assert shares[period - 1, 2] > 0
-    before = shares[period - 1] * PARTLY.relatives()[50]
-    rest = np.where(np.arange(5) == 2, 0, before)
-    np.testing.assert_allclose(shares[period], rest / rest.sum(), atol=1e-6)
 
 
 def test_the_next_allocation_leaves_out_who_is_gone():

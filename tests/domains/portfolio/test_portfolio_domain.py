@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import SimulatedMarket, backtest
 from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.domain import (
@@ -21,7 +20,6 @@ from apportion.domains.portfolio.domain import (
     PortfolioCertifyOptions,
     PriceOptions,
 )
-from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.run import _describe_choice
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.validation import (
@@ -32,10 +30,10 @@ from apportion.domains.portfolio.validation import (
 )
 from apportion.errors import InputError
 from apportion.report.page import page
-from apportion.runs.folder import Run, load_run
-from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.folder import load_run
+from apportion.runs.policy_file import load_policy
 from apportion.runs.progress import Quiet, TrainingStatus
-from apportion.runs.runner import JobResult, Stopped, finish, resume_run, start_run
+from apportion.runs.runner import Stopped, resume_run, start_run
 
 DRAWN = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
 # Two come late, so that the training's first days have few to hold.
@@ -45,7 +43,7 @@ UNTIL = "2002-12-15"
 TINY = PortfolioJob(
     until=UNTIL, validation=2, tasks=3, task_size=4, steps=6, members=2, window=6, batch=12, hidden=4,
     learning_rate=3e-2, tracking_error_weight=0.0, chunk=3, max_weight=0.4, min_weight=0.02,
-    max_turnover=0.3, rebalance="weekly",
+    max_turnover=0.3,
 )  # fmt: skip
 
 
@@ -118,23 +116,20 @@ def test_a_run_chooses_and_then_trains_as_chosen(whole, place):
     for text in (outcome.summary, headline["words"][0]):
         assert "chosen: trust " in text
         assert "2001-2002" in text
-        assert "all of them within the rules" in text
     table = pd.read_csv(place / "whole" / "choice.csv")
     assert list(table) == ["trust", "trade_fraction", "steps", "2001", "2002", "sharpe_gain"]
     assert len(table) == len(K_GRID) * len(ETA_GRID) * 2
 
 
-def test_a_run_keeps_to_its_rules_and_says_so(whole, place):
-    words = "policy keeps to at most 40% each, at least 2% each, at most 0.3 traded at a time"
+def test_a_run_keeps_to_its_limits_and_says_so(whole, place):
+    words = (
+        "policy keeps to at most 40% each, at least 2% each, at most 0.3 traded a day; all other"
+    )
     assert words in whole[0].summary
-    assert "all other strategies are unconstrained" in whole[0].summary
-    assert load_about(place / "whole")["rules"]["rebalance"] == "weekly"
     shares = pd.read_csv(place / "whole" / "allocations.csv", index_col=0)
     assert list(shares) == list(PRICES.tickers)
-    dates = PRICES.dates[PRICES.row(UNTIL) - 1 :]
-    first = shares[np.append(True, rebalancing_days(dates, "weekly")[1:-1])]
-    assert first.max().max() <= 0.4 + 1e-6
-    assert first.min().min() >= 0.02 - 1e-6
+    assert shares.max().max() <= 0.4 + 1e-6
+    assert shares.min().min() >= 0.02 - 1e-6
 
 
 def test_a_run_is_backtested_beside_baselines(whole, place):
@@ -282,85 +277,10 @@ def test_a_run_with_cash_is_tested_and_asked(place, tmp_path):
     assert trained.results["net"]["policy"]["wealth"] < trained.results["gross"]["policy"]["wealth"]
     held = pd.read_csv(folder / "allocations.csv", index_col=0)
     assert list(held) == ["cash", *PRICES.tickers]
-    # Drifted a little between rebalancing days.
-    assert held[list(PRICES.tickers)].max().max() <= 0.45
+    assert held[list(PRICES.tickers)].max().max() <= 0.4 + 1e-6
     told = DOMAIN.allocate(load_run(folder), PortfolioAllocateOptions())
     assert list(told.shares) == list(held)
     (tmp_path / "today.csv").write_text("ticker,share\ncash,1\n")
     held = PortfolioAllocateOptions(holdings=tmp_path / "today.csv")
     told = DOMAIN.allocate(load_run(folder), held)
     assert told.shares["cash"] == pytest.approx(0.9, abs=0.1)
-
-
-FIRST = PRICES.tickers[0]
-
-
-@pytest.fixture(scope="module")
-def allocate(place):
-    """What runs that trade daily and monthly say to some holdings: half of the way to equal shares."""
-    job = PortfolioJob(prices=place / "prices.csv")
-    policy = PartialTrading(EqualShares(), 0.5)
-    about = {"job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025, "last": UNTIL}
-    for name, rules in (("daily", Rules()), ("monthly", Rules(rebalance="monthly"))):
-        made = Run.create(place / name, "portfolio", job, {})
-        finish(made, JobResult(policy, {}, "", about | {"rules": asdict(rules)}, {}))
-
-    def call(held: str, name: str = "daily", **options):
-        file = place / "held.csv"
-        file.write_text(held)
-        asked = PortfolioAllocateOptions(holdings=file, **options)
-        return DOMAIN.allocate(load_run(place / name), asked)
-
-    return call
-
-
-def test_orders_add_up_and_lead_half_of_the_way(allocate):
-    result = allocate(f"ticker,quantity\n{FIRST},500\ncash,1234.5\n", lot=1)
-    told = json.loads(json.dumps(result.to_json()))
-    assert list(told) == ["date", "allocation", "orders", "cash", "value", "assumed"]
-    assert told["date"] == str(PRICES.dates[-1])
-    orders = {row["ticker"]: row for row in told["orders"]}
-    for ticker, price in zip(PRICES.tickers, PRICES.close[-1], strict=True):
-        assert orders[ticker]["price"] == pytest.approx(price)
-        assert orders[ticker]["units"] == pytest.approx(round(orders[ticker]["units"]), abs=1e-9)
-    value = told["value"]
-    assert value["before"] == pytest.approx(500 * PRICES.close[-1, 0] + 1234.5)
-    assert value["before"] == pytest.approx(value["after"] + value["cost"], rel=1e-9)
-    assert orders[FIRST]["target"] == pytest.approx(7 / 12)
-    assert set(told["assumed"]) == {"prices", "costs", "lot", "cash"}
-    assert told["assumed"]["lot"] == "whole lots of 1"
-    assert f"prices: the closes of {PRICES.dates[-1]}" in result.summary()
-    # What is held when all is filled serves as the next day's holdings.
-    again = allocate(result.to_frame().to_csv(index=False)).to_json()
-    assert again["value"]["before"] == pytest.approx(told["value"]["after"], rel=1e-9)
-
-
-def test_orders_from_shares_are_shares_of_the_whole(allocate, place):
-    shares = f"ticker,share\n{FIRST},1\n"
-    told = allocate(shares).to_json()
-    assert told["value"]["before"] == 1
-    assert "units" not in told["orders"][0]
-    assert 1 - told["value"]["after"] == pytest.approx(told["value"]["cost"], rel=1e-6)
-    assert "afterwards" in allocate(shares).summary()
-    with pytest.raises(InputError, match="shares are not traded in lots"):
-        allocate(shares, lot=1)
-    alone = DOMAIN.allocate(load_run(place / "daily"), PortfolioAllocateOptions())
-    assert set(alone.to_json()) == {"date", "allocation"}
-    assert list(alone.to_frame()["ticker"]) == list(PRICES.tickers)
-    assert alone.to_frame()["share"].sum() == pytest.approx(1)
-    assert f"period after {PRICES.dates[-1]}" in alone.summary()
-
-
-def test_on_a_day_that_is_none_to_rebalance_only_a_new_portfolio_trades(allocate):
-    for name in ("daily", "monthly"):
-        told = allocate("ticker,quantity\ncash,10000\n", name).to_json()
-        assert told["cash"] == {"before": 10000, "after": 0}
-        assert told["value"]["cost"] == pytest.approx(25, rel=1e-9)
-        assert "set up from equal shares" in told["assumed"]["start"]
-    assert not rebalancing_days(PRICES.dates, "monthly")[-1]
-    held = f"ticker,quantity\n{FIRST},3\ncash,10\n"
-    told = allocate(held, "monthly").to_json()
-    assert {row["units"] for row in told["orders"]} == {0}
-    assert told["cash"] == {"before": 10, "after": 10}
-    assert told["value"]["cost"] == 0
-    assert set(told["assumed"]) == {"prices", "costs", "lot", "day"}

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
+from apportion.domains.portfolio.allocation import next_allocation
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import draw_portfolio_tasks, next_allocation
+from apportion.domains.portfolio.training import draw_portfolio_tasks
 from apportion.domains.portfolio.validation import Years, best_variant
 from apportion.errors import InputError
 from apportion.policy import Recurrent

@@ -1,14 +1,13 @@
-"""What strategies would have earned on a set of instruments over a period, net and gross.
+"""Backtests of strategies on a set of instruments over a period, net and gross.
 
 Wealth is 1 and shares are equal at the close before the first period; costs are exact. A trained policy is
-tested beside baselines on days after its training, and its gains over one of them, week by week, are what
-a certificate bets on.
+tested beside baselines on days after its training. Its weekly gains over one of them are the input of a
+certificate.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,23 @@ import numpy as np
 import pandas as pd
 
 from apportion.certify.certificate import Gains
-from apportion.composition import EqualShares, PartialTrading
+from apportion.composition import EqualShares, LimitedTurnover, PartialTrading
+from apportion.domains.portfolio.allocation import TrainedPolicy
 from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY, Baseline
-from apportion.domains.portfolio.constrained import WithoutCash, everyone
-from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
+from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_targets
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
-from apportion.domains.portfolio.rules import CASH, Rules, weeks_of
+from apportion.domains.portfolio.settings import CASH
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
-from apportion.simplex import on_simplex
+from apportion.simplex import Head, on_simplex
 
 
 def lazy_rebalancing() -> Policy:
-    """Equal shares that learn nothing and trade little: each day a tenth of the way back."""
+    """Return the policy that trades a tenth of the way back to equal shares each day."""
     return PartialTrading(EqualShares(), 0.1)
 
 
@@ -48,7 +47,7 @@ def backtest_strategies(
     end: Day = None,
     window: int = 31,
     cost: float = 0.0025,
-    rules: Mapping[str, Rules] | None = None,
+    heads: Mapping[str, Head] | None = None,
     on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
     """Backtest strategies on all instruments of a table, with exact costs.
@@ -66,11 +65,11 @@ def backtest_strategies(
         First and last day; the first period ends on the first trading day on or after `start`.
     cost
         Commission on what is bought and sold, a fraction of its value.
-    rules
-        What the policies of these names were trained to keep to; every other strategy is free, and
-        holds no cash where one of these may.
+    heads
+        Floor, cap and cash of the policies of these names; every other strategy is unconstrained and
+        holds no cash.
     on_strategy
-        Told the name of each strategy as its turn comes, and what part is done.
+        Called with the name of each strategy before it is tested, and the fraction that is done.
 
     Examples
     --------
@@ -79,22 +78,31 @@ def backtest_strategies(
     >>> list(result.net)
     ['equal-crp']
     """
-    rules, baselines = rules or {}, baselines or {}
-    cash = any(kept.cash for kept in rules.values())
-    costs = Costs(cost, exact=True, cash=cash)
-    market_for = partial(Market.of, prices, start=start, end=end, window=window, costs=costs)
-    market = market_for()
-    first, task = int(market.first), everyone(len(prices.tickers), cash=cash)
+    heads, baselines = heads or {}, baselines or {}
+    cash = any(head.cash for head in heads.values())
+
+    def market_with(head: Head) -> Market:
+        costs = Costs(cost, exact=True, cash=head.cash)
+        return Market.of(prices, start=start, end=end, window=window, costs=costs, head=head)
+
+    market = market_with(Head())
+    first = int(market.first)
     policies = {**policies, EQUAL: EqualShares()}
     count = len(policies) + len(baselines)
     allocations: dict[str, np.ndarray] = {}
+    held: dict[str, np.ndarray] = {}
+
+    def record(name: str, walk: Walk, market: Market) -> None:
+        # Cash comes first; a strategy without it has none of it.
+        missing = int(cash and not market.costs.cash)
+        before = np.asarray(market.equal(market.everything()), float)
+        held[name] = np.pad(before / before.sum(), (missing, 0))
+        allocations[name] = np.pad(np.asarray(walk.allocations), ((0, 0), (missing, 0)))
+
     for name, policy in policies.items():
         on_strategy(name, len(allocations) / count)
-        kept = rules.get(name, Rules())
-        kept.check(prices.tickers)
-        strategy = WithoutCash(policy) if cash and not kept.cash else policy
-        walk = _walk_one(strategy, market_for(rules=kept), task)
-        allocations[name] = np.asarray(walk.allocations)
+        bounded = market_with(heads[name]) if name in heads else market
+        record(name, _walk_one(policy, bounded, bounded.everything()), bounded)
     relatives = prices.relatives()[: first + market.horizon]
     y = jnp.asarray(relatives, jnp.float32)
     for name, baseline in baselines.items():
@@ -108,16 +116,14 @@ def backtest_strategies(
                 f"baseline {name}: its allocation in period {row} is "
                 f"{np.asarray(targets[row]).round(4).tolist()}; shares must be >= 0 and sum to 1"
             )
-        walk = _walk_targets(jnp.pad(targets, ((0, 0), (int(cash), 0))), market, task)
-        allocations[name] = np.asarray(walk.allocations)
-    # Cash stands in front, still.
+        record(name, _walk_targets(targets, market, market.everything()), market)
     relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
-    held = np.asarray(market.equal(task), float)
     accounts = {
-        name: account(shares, relatives, cost, held / held.sum(), cash=cash)
+        name: _account(shares, relatives, cost, held[name], cash=cash)
         for name, shares in allocations.items()
     }
-    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if r != Rules()]
+    limits = {name: _describe_limits(policies[name], head) for name, head in heads.items()}
+    notes = [f"{name} keeps to {text}" for name, text in limits.items() if text]
     return Backtest(
         prices.dates[first : first + market.horizon],
         (CASH, *prices.tickers) if cash else prices.tickers,
@@ -130,7 +136,19 @@ def backtest_strategies(
     )
 
 
-def account(
+def _describe_limits(policy: Policy, head: Head) -> str:
+    """Describe the limits of a policy in a line; an empty text if it has none."""
+    parts: list[str] = []
+    if head.cap < 1:
+        parts.append(f"at most {100 * head.cap:g}% each")
+    if head.floor > 0:
+        parts.append(f"at least {100 * head.floor:g}% each")
+    if isinstance(policy, LimitedTurnover):
+        parts.append(f"at most {float(policy.max_turnover):g} traded a day")
+    return ", ".join([*parts, "cash allowed"] if head.cash else parts)
+
+
+def _account(
     allocations: np.ndarray,
     relatives: np.ndarray,
     cost: float,
@@ -163,51 +181,6 @@ def account(
 _cost_factor = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.cost_factor)(w, a))
 _walk_one = eqx.filter_jit(walk_policy)
 _walk_targets = eqx.filter_jit(walk_targets)
-
-
-@dataclass(frozen=True)
-class TrainedPolicy:
-    """A policy with what it was trained for."""
-
-    policy: Policy
-    window: int
-    channels: int
-    """Series it reads of each instrument."""
-    cost: float
-    last: str
-    """The last day it was trained on."""
-    rules: Rules
-
-    @classmethod
-    def of(cls, policy: Policy, about: Mapping[str, Any]) -> "TrainedPolicy":
-        """From what was saved with the policy; facts that no settings could have had are refused."""
-        if about.get("job") != "portfolio":
-            raise InputError(
-                f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
-                "give the folder of a portfolio run"
-            )
-        facts: list[Any] = [about.get(name) for name in ("window", "channels", "cost")]
-        window, channels, cost = facts
-        try:
-            last, rules = str(as_day(str(about.get("last")))), Rules(**about.get("rules", {}))
-            costs = isinstance(cost, int | float) and 0 <= cost < 0.5
-            sees = type(window) is int and window >= 1 and channels in (1, 3)
-            if not (costs and sees and isinstance(rules.cash, bool)):
-                raise ValueError(f"window {window!r}, channels {channels!r}, cost {cost!r}")
-        except (InputError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"the policy's own facts are wrong ({error}); train it again"
-            ) from None
-        return cls(policy, window, channels, cost, last, rules)
-
-    def series(self, prices: Prices) -> Prices:
-        """The prices with the series that the policy reads."""
-        if prices.channels < self.channels:
-            raise InputError(
-                "the policy reads close, high and low, but the prices have closes only; "
-                "give a long file with columns high and low"
-            )
-        return replace(prices, high=None, low=None) if self.channels == 1 else prices
 
 
 def backtest_with_baselines(
@@ -258,7 +231,7 @@ def backtest_with_baselines(
         end=end,
         window=trained.window,
         cost=trained.cost if cost is None else cost,
-        rules={"policy": trained.rules},
+        heads={"policy": trained.head},
         on_strategy=on_strategy,
     )
     return replace(result, trained_until=trained.last)
@@ -278,7 +251,7 @@ def weekly_gains(
     """
     known = [EQUAL, LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
     policies: dict[str, Policy] = {"policy": trained.policy}
-    rules, last = {"policy": trained.rules}, trained.last
+    heads, last = {"policy": trained.head}, trained.last
     if against == LAZY:
         policies[LAZY] = lazy_rebalancing()
     elif against not in known:
@@ -293,7 +266,7 @@ def weekly_gains(
                 f"{against}: its policy reads other things than this one (window and series of a "
                 "portfolio run); give another baseline"
             )
-        policies[against], rules[against] = other.policy, other.rules
+        policies[against], heads[against] = other.policy, other.head
         last = max(last, other.last)
     start = day_after(last)
     if prices.row(start) >= len(prices.dates):
@@ -308,11 +281,13 @@ def weekly_gains(
         start=start,
         window=trained.window,
         cost=trained.cost,
-        rules=rules,
+        heads=heads,
     )
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
-    # The sum and the last day of each week; the last week counts once its Friday is there.
-    by_week = pd.DataFrame({"gap": gap, "day": found.dates}).groupby(weeks_of(found.dates))
+    # Sum and last day of each week, which begins on a Monday: day 0 of the calendar is a Thursday. The
+    # last week counts once its Friday is there.
+    week = (found.dates.astype("datetime64[D]").astype(int) + 3) // 7
+    by_week = pd.DataFrame({"gap": gap, "day": found.dates}).groupby(week)
     weeks: Any = by_week.agg({"gap": "sum", "day": "last"})
     if pd.Timestamp(found.dates[-1]).weekday() < 4:
         weeks = weeks[:-1]

@@ -14,16 +14,18 @@ from jaxtyping import Array, Float
 from optax.projections import projection_simplex
 from scipy.optimize import minimize
 
-Relatives = Float[Array, "time entities"]
-Allocations = Float[Array, "time entities"]
-Shares = Float[Array, " entities"]
-Baseline = Callable[[Relatives], Allocations]
-"""Relatives to target allocations; row n may use relatives of rows before n only."""
+_Relatives = Float[Array, "time entities"]
+_Allocations = Float[Array, "time entities"]
+_Shares = Float[Array, " entities"]
+Baseline = Callable[[_Relatives], _Allocations]
+"""_Relatives to target allocations; row n may use relatives of rows before n only."""
 
 
 def follow(
-    update: Callable[[Shares, Any, Shares], tuple[Shares, Any]], memory: Any, relatives: Relatives
-) -> Allocations:
+    update: Callable[[_Shares, Any, _Shares], tuple[_Shares, Any]],
+    memory: Any,
+    relatives: _Relatives,
+) -> _Allocations:
     """Start from equal shares; after each period let `update(shares, memory, relatives)` choose
     the next shares. A row is written before its own relatives are read, so none can look ahead.
     """
@@ -37,7 +39,7 @@ def follow(
     return jax.lax.scan(period, (start, memory), relatives)[1]
 
 
-def buy_and_hold(relatives: Relatives) -> Allocations:
+def buy_and_hold(relatives: _Relatives) -> _Allocations:
     """Equal shares at the first period, then no trade: shares drift with prices.
 
     Examples
@@ -52,7 +54,7 @@ def buy_and_hold(relatives: Relatives) -> Allocations:
     return follow(update, None, relatives)
 
 
-def best_crp(relatives: Relatives) -> Allocations:
+def best_crp(relatives: _Relatives) -> _Allocations:
     """The constant shares that would have earned most over all rows: chosen in hindsight.
 
     Examples
@@ -74,7 +76,7 @@ def best_crp(relatives: Relatives) -> Allocations:
     return jnp.broadcast_to(jnp.asarray(best / best.sum(), relatives.dtype), relatives.shape)
 
 
-def exponentiated_gradient(relatives: Relatives, rate: float = 0.05) -> Allocations:
+def exponentiated_gradient(relatives: _Relatives, rate: float = 0.05) -> _Allocations:
     """Multiplicative updates by the gradient of log wealth (Helmbold et al. 1998).
 
     Examples
@@ -90,7 +92,7 @@ def exponentiated_gradient(relatives: Relatives, rate: float = 0.05) -> Allocati
     return follow(update, None, relatives)
 
 
-def olmar(relatives: Relatives, epsilon: float = 10.0, window: int = 5) -> Allocations:
+def olmar(relatives: _Relatives, epsilon: float = 10.0, window: int = 5) -> _Allocations:
     """Moving-average reversion (Li & Hoi 2012, OLMAR-1): the next price is expected to be the mean
     of the last `window` ones, and shares move until they would earn `epsilon` on it.
 
@@ -119,7 +121,7 @@ def olmar(relatives: Relatives, epsilon: float = 10.0, window: int = 5) -> Alloc
     return follow(update, (jnp.ones((window - 1, m), relatives.dtype), 0), relatives)
 
 
-def momentum(relatives: Relatives, window: int = 252, skip: int = 21) -> Allocations:
+def momentum(relatives: _Relatives, window: int = 252, skip: int = 21) -> _Allocations:
     """Equal shares of the half that grew most over the last `window` periods but the last `skip`.
 
     Entities that tie with the middle one are in.
@@ -132,12 +134,12 @@ def momentum(relatives: Relatives, window: int = 252, skip: int = 21) -> Allocat
     return chosen / chosen.sum(1, keepdims=True)
 
 
-def inverse_volatility(relatives: Relatives, window: int = 31) -> Allocations:
+def inverse_volatility(relatives: _Relatives, window: int = 31) -> _Allocations:
     """Shares in inverse proportion to the volatility of the last `window` periods."""
     return _by_volatility(relatives, window, -1.0)
 
 
-def volatility_tilt(relatives: Relatives, window: int = 31) -> Allocations:
+def volatility_tilt(relatives: _Relatives, window: int = 31) -> _Allocations:
     """Shares in proportion to the volatility of the last `window` periods.
 
     What a policy that has learned nothing but to favour what moves would do.
@@ -145,7 +147,7 @@ def volatility_tilt(relatives: Relatives, window: int = 31) -> Allocations:
     return _by_volatility(relatives, window, 1.0)
 
 
-def _by_volatility(relatives: Relatives, window: int, power: float) -> Allocations:
+def _by_volatility(relatives: _Relatives, window: int, power: float) -> _Allocations:
     m = relatives.shape[1]
 
     def update(shares, memory, y):

@@ -13,8 +13,7 @@ from apportion.errors import InputError
 
 if TYPE_CHECKING:
     from apportion.certify.certificate import Gains
-    from apportion.domains.portfolio.backtest import TrainedPolicy
-    from apportion.domains.portfolio.orders import NextAllocation
+    from apportion.domains.portfolio.allocation import NextAllocation, TrainedPolicy
     from apportion.domains.portfolio.prices import Prices
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.run import CheckedPrices
@@ -74,21 +73,13 @@ class PortfolioBacktestOptions(PriceOptions):
 
 @dataclass(frozen=True)
 class PortfolioAllocateOptions(PriceOptions):
-    """The next period's allocation, and the orders that lead to it from what is held."""
+    """The next period's allocation, and the trades that lead to it from today's holdings."""
 
     holdings: Path | None = None
-    """What is held today: a CSV of ticker and quantity with a row for cash, or of ticker and share. By
-    default equal shares. With it come the orders, what they cost and what is left."""
-    lot: float | None = None
-    """Trade in whole lots of so many units; fractions by default."""
+    """Today's holdings: a CSV of ticker and quantity with a row for cash, or of ticker and share. By
+    default equal shares. With it the answer lists each trade as a share, and as money for quantities."""
     delisted: tuple[str, ...] = ()
     """Instruments that are no longer traded: without it, one that lacks its newest price is refused."""
-
-    def __post_init__(self):
-        if self.lot is not None and self.holdings is None:
-            raise InputError("--lot is for orders, which need what is held; give --holdings FILE")
-        if self.lot is not None and not 0 < self.lot < float("inf"):
-            raise InputError(f'--lot is "{self.lot}"; write a number above 0, such as 1 or 100')
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ class PortfolioDomain(Domain):
         "train portfolio --prices prices.csv --out runs/first",
         "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar momentum",
         "allocate runs/first --prices prices.csv --json",
-        "allocate runs/first --holdings today.csv --lot 1 --out orders.csv",
+        "allocate runs/first --holdings today.csv --out trades.csv",
         "certify runs/first --against lazy-crp --data prices.csv --json",
         "check --prices prices.csv",
     )
@@ -148,13 +139,14 @@ class PortfolioDomain(Domain):
         )
 
     def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
-        """The next period's shares, and the orders that lead to them from what is held."""
+        """Return the next period's shares, and the trades from today's holdings."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
-        from apportion.domains.portfolio.orders import allocate_next
         from apportion.domains.portfolio.prices import check_last_day
 
         check_last_day(prices, options.delisted)
-        return allocate_next(_trained(run), prices, options.holdings, options.lot)
+        from apportion.domains.portfolio.allocation import allocate_next
+
+        return allocate_next(_trained(run), prices, options.holdings)
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
         """What a finished run's policy gained over a baseline or another run, week by week."""
@@ -186,7 +178,7 @@ DOMAIN = PortfolioDomain()
 
 
 def _trained(run: "Run") -> "TrainedPolicy":
-    from apportion.domains.portfolio.backtest import TrainedPolicy
+    from apportion.domains.portfolio.allocation import TrainedPolicy
     from apportion.runs.policy_file import load_about
 
     return TrainedPolicy.of(run.policy, load_about(run.folder))

@@ -1,8 +1,8 @@
-"""The market as an allocation problem: wealth shared out among the instruments of a task, daily.
+"""The market as an allocation problem: daily allocations of wealth among the instruments of a task.
 
 State of a task: the period n and the drifted allocation w_{n-1}; windows of prices are gathered
-when asked for. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n).
-Between rebalancing days a_n = w_{n-1}; who is not listed has the limit 0.
+on demand. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n).
+An instrument that is not listed has the limit 0; `head` bounds the others.
 
 A rebalance keeps the fraction `cost_factor` of wealth. The approximation is 1 - c sum|w - a|. The exact
 factor mu (Jiang et al. 2017) solves
@@ -21,11 +21,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
-from apportion.domains.portfolio.rules import Rules, rebalancing_days
+from apportion.domains.portfolio.settings import CASH, check_weights
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import Allocation, Bounds, Scalar, equal_shares, equal_within
+from apportion.simplex import Allocation, Bounds, Head, Scalar, equal_shares, equal_within
 from apportion.tasks import Task
 
 # Newton's method on a concave piecewise-linear equation ends after finitely many pieces; at real
@@ -109,8 +109,8 @@ class Market(Problem):
     universe: int = eqx.field(static=True)
     listed: Bool[Array, "periods universe"] | None = None
     """Whether each entity can be held over the period that ends on each row; None: all can."""
-    rebalanced: Bool[Array, " periods"] | None = None
-    """Whether the period that ends on each row begins with a trade; None: all do."""
+    head: Head = eqx.field(default_factory=Head)
+    """Floor and cap of each allocation, which observations show as limits and floors."""
     centre: float = eqx.field(static=True, default=1.0)
     scale: float = eqx.field(static=True, default=10.0)
     """A window shows scale (v / v_last_close - centre), of order 1; the paper's raw ratios have 1 and 0."""
@@ -125,26 +125,26 @@ class Market(Problem):
         window: int = 31,
         costs: Costs | None = None,
         tracking: float = 0.0,
-        rules: Rules | None = None,
+        head: Head | None = None,
     ) -> "Market":
-        """The market over the periods that end between `start` and `end`, both days included.
+        """Return the market over the periods that end between `start` and `end`, both days included.
 
-        Without `start` the first period is the first with a full window of history. With a cash
-        entity (`costs.cash`) a constant price is added as the universe's last entity: put it in
-        front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps when a
-        strategy trades; the rest is the strategy's own.
+        Without `start` the first period is the first with a full window of history. With cash
+        (`costs.cash`) a constant price is added as the universe's last entity: put it in front of every
+        task with `tasks.with_entity(market.universe - 1)`. `head` bounds the allocations; bounds that
+        the instruments cannot meet together are refused.
         """
         costs = Costs() if costs is None else costs
-        first, last = rows_between(prices, start, end, window=window)
+        head = Head(cash=costs.cash) if head is None else head
+        check_weights(head.floor, head.cap, len(prices.tickers), cash=costs.cash)
+        if costs.cash and CASH in prices.tickers:
+            raise InputError(f'ticker "{CASH}" is among the prices; rename or drop it')
+        first, last = _rows_between(prices, start, end, window=window)
         values, listed = prices.filled()[: last + 1], prices.tradable()
         if costs.cash:
             values = np.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
         if costs.cash and listed is not None:
             listed = np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
-        traded = None
-        if rules is not None and rules.rebalance != "daily":
-            # A period is decided at the close before the row on which it ends.
-            traded = np.append(True, rebalancing_days(prices.dates, rules.rebalance))[: last + 1]
         return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(first, jnp.int32),
@@ -155,7 +155,7 @@ class Market(Problem):
             horizon=last - first + 1,
             universe=values.shape[1],
             listed=None if listed is None else jnp.asarray(listed[: last + 1]),
-            rebalanced=None if traded is None else jnp.asarray(traded),
+            head=head,
         )
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
@@ -166,10 +166,18 @@ class Market(Problem):
         """Equal shares of those listed in period n, by default in the first."""
         return equal_within(task.mask, self._presence(task, n))
 
+    def everything(self) -> Task:
+        """Return the task of all instruments, with cash in front if there is any."""
+        if not self.costs.cash:
+            return Task.of([range(self.universe)])[0]
+        return Task.of([range(self.universe - 1)]).with_entity(self.universe - 1)[0]
+
     def observe(self, task: Task, state: Holding) -> Observation:
-        presence = self._presence(task, state.n)
-        limits = None if presence is None else presence.limits
-        return Observation(self.windows(task, state.n), state.held, limits=limits)
+        bounds = self._presence(task, state.n)
+        if (self.head.floor, self.head.cap) != (0, 1):
+            bounds = self.head.bounds(task.mask, bounds, state.held.dtype)
+        bounds = Bounds() if bounds is None else bounds
+        return Observation(self.windows(task, state.n), state.held, bounds.limits, bounds.floors)
 
     def _presence(self, task: Task, n: Int[Array, ""] | int) -> Bounds | None:
         if self.listed is None:
@@ -187,27 +195,11 @@ class Market(Problem):
         row = self.first + n
         return self.prices[row, task.members, 0] / self.prices[row - 1, task.members, 0]
 
-    def traded(
-        self,
-        task: Task,
-        n: Int[Array, ""],
-        held: Allocation,
-        wanted: Allocation,
-        *,
-        enter: bool = True,
-    ) -> Allocation:
-        """What is wanted, or between rebalancing days what is held; who is not listed is sold, and
-        the others share what it was worth in proportion.
-
-        With `enter` the first period is traded whatever its day: a portfolio is set up then.
-        """
-        chosen = wanted
-        if self.rebalanced is not None:
-            today = self.rebalanced[self.first + n] | (enter & (n == 0))
-            chosen = jnp.where(today, wanted, held)
+    def tradable(self, task: Task, n: Int[Array, ""], wanted: Allocation) -> Allocation:
+        """Move what `wanted` gives to unlisted instruments to the others, in proportion."""
         if self.listed is None:
-            return chosen
-        kept = jnp.where(self.listed[self.first + n, task.members], chosen, 0.0)
+            return wanted
+        kept = jnp.where(self.listed[self.first + n, task.members], wanted, 0.0)
         total = kept.sum()
         return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), self.equal(task, n))
 
@@ -233,7 +225,7 @@ class Market(Problem):
     def step(
         self, task: Task, state: Holding, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Step:
-        allocation = self.traded(task, state.n, state.held, allocation)
+        allocation = self.tradable(task, state.n, allocation)
         growth, drifted = self.grow(task, state.n, allocation)
         equal, _ = self.grow(task, state.n, self.equal(task, state.n))
         ahead = jnp.log(growth) - jnp.log(equal)
@@ -243,7 +235,7 @@ class Market(Problem):
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
 
 
-def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
+def _rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
     """Rows of the first and last period that end between two days, both included.
 
     A period's row is the day of its closing price; its decision is made at the close before.
@@ -333,7 +325,7 @@ def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> W
         n, features = day
         seen = market.observe(task, Holding(n, before))
         wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
-        allocation = market.traded(task, n, before, wanted)
+        allocation = market.tradable(task, n, wanted)
         growth, after = market.grow(task, n, allocation)
         factor = market.cost_factor(task, before, allocation)
         turnover = jnp.abs(allocation - before).sum()

@@ -1,16 +1,17 @@
-"""Daily prices v_{i,n}: the table, and how a user's file becomes one; what is wrong gets one sentence.
+"""Daily prices v_{i,n}: the table, and the reader of price files.
 
 A file has ISO dates, decimal points and one of three layouts: wide (a column of closes for each ticker),
 long (a row for each date and ticker), or yfinance's (a column for each field and ticker). Anything else is
-refused with the line of pandas that converts it. Everything behind this file may rely on positive numbers
-on ascending days, full but for the days before an instrument is listed and after it is delisted, which are
-NaN. Nothing here starts JAX.
+refused in one sentence that names the place and the way out. The rest of the package relies on positive
+numbers on ascending days, complete except for NaN before an instrument is listed and after it is delisted.
+Importing this file starts no JAX.
 """
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,31 @@ from apportion.domains.tables import as_day, read_parquet, require_file
 from apportion.errors import InputError, optional_import, reading
 
 Day = str | np.datetime64 | None
-"""A day, such as 2019-01-02, or none."""
-LEAST_DAYS = 33
-LEAST_TICKERS = 2
+"""A day, such as 2019-01-02, or None."""
+_LEAST_DAYS = 33
+_LEAST_TICKERS = 2
+_LARGEST_GAP = np.timedelta64(366, "D")
+_RECENT_DAYS = 5
+"""Trading days within which a missing price may be a file that was cut short."""
 _SPLITS = ((2, 1), (3, 1), (4, 1), (5, 1), (10, 1), (20, 1), (3, 2))
-_FIELDS = {
-    *("open", "high", "low", "close", "adj close", "volume", "dividends", "stock splits"),
-    *("capital gains", "repaired?"),
-}
-"""What a file may say of an instrument on a day."""
-_CORNER = {"", "price", "ticker", "date", "attributes", "symbols"}
-"""What stands above the days where the names have two levels."""
-_TIMES_OF_DAY = {"timestamp", "datetime", "time", "epoch", "unix"}
-_NEVER = _FIELDS - {"open", "high", "low", "close"} | _TIMES_OF_DAY
-"""Names that are no instrument's; LOW and OPEN are."""
+_UNUSUAL_MOVE = 0.5
+_MARKET_RATIO = 4.0
+"""Volume or later movement, relative to the usual, above which a move is attributed to the market."""
 _READ = ("close", "adj close", "high", "low", "volume")
-_RECENT = 5
-"""Trading days within which an instrument without a price may be one whose file was cut short."""
+_FIELDS = {*_READ, "open", "dividends", "stock splits", "capital gains", "repaired?"}
+"""Fields that a file can have of an instrument."""
+_NOT_TICKERS = _FIELDS - {"open", "high", "low"} | {
+    *("timestamp", "datetime", "time", "epoch", "unix"),
+}
+_CORNER = {"", "price", "ticker", "date", "attributes", "symbols"}
+"""Names above the column of days if the names have two levels."""
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
 _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{1,2}:\d{2}.*)?"
 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Closes, and where the source has them highs and lows, of every ticker on every day.
+    """Closes of every ticker on every day, and highs and lows if the source has them.
 
     Examples
     --------
@@ -65,21 +67,25 @@ class Prices:
     low: np.ndarray | None = None
     """Lowest prices of each day, or None."""
     volume: np.ndarray | None = None
-    """What was traded of each on each day, NaN where it is not known, or None: a large move is judged by it
-    and by nothing else, so that it is no part of the fingerprint."""
+    """Traded volume, NaN if not known, or None. Only `find_jumps` reads it: no part of the fingerprint."""
 
     @property
     def channels(self) -> int:
-        """Series a policy reads of each instrument: close, or close, high and low."""
+        """Number of series of each instrument: close, or close, high and low."""
         return 1 if self.high is None else 3
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the whole table: the same data gives the same 16 digits on every machine."""
+        """Hash of tickers, days and prices, 16 digits, the same on every machine."""
         digest = hashlib.sha256("\n".join(self.tickers).encode())
         digest.update(self.dates.astype("datetime64[D]").astype("<i8").tobytes())
         digest.update(np.ascontiguousarray(self.values(), "<f8").tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def jumps(self) -> list["Jump"]:
+        """Moves that look like a split or an error (see `find_jumps`)."""
+        return find_jumps(self)
 
     def values(self) -> np.ndarray:
         """All series as one array, (time, universe, channels)."""
@@ -88,22 +94,19 @@ class Prices:
         return np.stack([self.close, self.high, self.low], -1)
 
     def filled(self) -> np.ndarray:
-        """The same with prices that stand still where there are none."""
-        # A ticker without any price yet stands at 1.
+        """Return `values` with missing prices filled by the nearest one, or by 1 if there is none."""
         close = pd.DataFrame(self.close).ffill().bfill().fillna(1.0).to_numpy()
         return np.where(np.isnan(self.close)[..., None], close[..., None], self.values())
 
     def relatives(self) -> np.ndarray:
-        """Price relatives y_n = v_n / v_{n-1}, (time, universe); 1 on the first row and where an
-        instrument is not listed.
-        """
+        """Return y_n = v_n / v_{n-1}, (time, universe); 1 on the first row and for unlisted instruments."""
         close = self.filled()[..., 0]
         return np.concatenate([np.ones_like(close[:1]), close[1:] / close[:-1]])
 
     def tradable(self) -> np.ndarray | None:
-        """Whether an instrument can be held over the period that ends on each row; None where all can.
+        """Return which instruments can be held over the period that ends on each row; None if all can.
 
-        It can be bought at its first close and is sold at its last one: a delisting is known by then.
+        It is bought at its first close at the earliest and sold at its last.
         """
         priced = ~np.isnan(self.close)
         return None if priced.all() else priced & np.concatenate([priced[:1], priced[:-1]])
@@ -125,11 +128,11 @@ class Prices:
         return self._cut(slice(None), columns)
 
     def until(self, day: str | np.datetime64) -> "Prices":
-        """Rows before `day`: all that may be known when it begins."""
+        """Return the rows before `day`."""
         return self._cut(slice(0, self.row(day)))
 
     def since(self, day: str | np.datetime64) -> "Prices":
-        """Rows from `day` on."""
+        """Return the rows from `day` on."""
         return self._cut(slice(self.row(day), None))
 
     def _cut(self, rows: slice | np.ndarray, columns: slice | list[int] = slice(None)) -> "Prices":
@@ -139,7 +142,7 @@ class Prices:
         return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], *others)
 
     def with_tomorrow(self, days: int) -> "Prices":
-        """The last `days` rows and a day more, on which prices stand still: no decision sees it."""
+        """Return the last `days` rows and one more with the same prices, which no decision sees."""
         end = len(self.dates) - 1
         last = self._cut(np.append(np.arange(max(end + 1 - days, 0), end + 1), end))
         dates = np.append(last.dates[:-1], day_after(last.dates[-1]))
@@ -155,7 +158,7 @@ class Prices:
         return pd.DataFrame(self.close, index=index, columns=list(self.tickers))
 
     def summary(self) -> str:
-        """What the data is, in a line."""
+        """Describe the data in a line."""
         series = "close" if self.high is None else "close, high, low"
         return (
             f"{len(self.tickers)} tickers x {len(self.dates)} days, {self.dates[0]} to "
@@ -169,31 +172,29 @@ def day_after(day: str | np.datetime64) -> np.datetime64:
 
 
 def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] | None = None) -> Prices:
-    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks.
+    """Read a price file and refuse unusual moves; without a path, return the embedded stocks.
 
-    `allow_jumps` names moves to take as they are, each as TICKER:DAY; `all`, or True, takes every one.
+    Parameters
+    ----------
+    path
+        CSV or Parquet file (see `load_prices`).
+    allow_jumps
+        Moves to accept, each as TICKER:DAY; `all`, or True, accepts every move.
     """
     if path is None:
         return embedded_prices()
     prices = load_prices(path)
     if allow_jumps is True or "all" in (allow_jumps or ()):
         return prices
-    jumps = [jump for jump in find_jumps(prices) if not jump.market]
-    allowed = set(allow_jumps or ())
-    strange = sorted(allowed - {jump.name for jump in jumps})
-    if strange:
-        known = ", ".join(jump.name for jump in jumps[:4]) or "none"
-        raise InputError(
-            f"--allow-jumps {strange[0]}: {path} has no such move; those in question are {known}"
-        )
-    jumps = [jump for jump in jumps if jump.name not in allowed]
+    jumps = [
+        jump for jump in prices.jumps if not jump.market and jump.name not in (allow_jumps or ())
+    ]
     if jumps:
         more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
-        told = ", ".join(str(jump) for jump in jumps[:4])
         raise InputError(
-            f"{path}: prices move too far in one day: {told}{more}; give prices that are adjusted for "
-            f"splits and free of slips, or --allow-jumps {jumps[0].name} to take such a move as it is "
-            "(without a name, every one)"
+            f"{path}: prices move too far in one day: {', '.join(map(str, jumps[:4]))}{more}; give prices "
+            f"that are adjusted for splits and free of errors, or --allow-jumps {jumps[0].name} to accept "
+            "a move (without a name, every one)"
         )
     return prices
 
@@ -201,26 +202,21 @@ def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] | None =
 def check_last_day(prices: Prices, delisted: Sequence[str] = ()) -> None:
     """Refuse to decide on a file whose last days lack an instrument, as one that was cut short does.
 
-    An instrument without a price would be sold. `delisted` names those that are in truth.
+    An instrument without a price would be sold. `delisted` names those that are really gone.
     """
-    gone = {prices.tickers[k] for k in np.flatnonzero(np.isnan(prices.close[-1]))}
-    wrong = [name for name in delisted if name not in gone]
-    if wrong:
-        why = "has a price on" if wrong[0] in prices.tickers else "is not among the prices of"
-        raise InputError(f"--delisted {wrong[0]}: it {why} {prices.dates[-1]}; leave it out")
-    recent = ~np.isnan(prices.close[-1 - _RECENT : -1]).all(0)
-    for k in np.flatnonzero(np.isnan(prices.close[-1]) & recent):
-        name = prices.tickers[k]
-        if name not in delisted:
-            last = prices.dates[np.flatnonzero(~np.isnan(prices.close[:, k]))[-1]]
+    priced = ~np.isnan(prices.close)
+    recent = np.asarray(priced[-1 - _RECENT_DAYS : -1].any(0))
+    for name, there, before in zip(prices.tickers, priced[-1], recent, strict=True):
+        if there == (name in delisted) and (there or before):
+            state = "a price" if there else "no price"
             raise InputError(
-                f"prices: {name} has no price on {prices.dates[-1]}, the last day, and its last one is of "
-                f"{last}; complete the file, or say --delisted {name}, and what is held of it is sold"
+                f"prices: {name} has {state} on {prices.dates[-1]}, the last day; complete the file, and "
+                f"say --delisted {name} only if it is no longer traded and to be sold"
             )
 
 
 def embedded_prices() -> Prices:
-    """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
+    """Return closes of 20 large S&P 500 stocks, 1990 to 2022, from skfolio."""
     otherwise = " or give your own file with --prices"
     with optional_import("the embedded prices come with skfolio", "market", otherwise):
         from skfolio.datasets import load_sp500_dataset
@@ -229,18 +225,18 @@ def embedded_prices() -> Prices:
 
 @dataclass(frozen=True)
 class Jump:
-    """A move of an instrument in a day that a split or a slip may have made, and why it was not, if so."""
+    """A move in a day that looks like a split or an error."""
 
     ticker: str
     day: str
     change: float
     split: tuple[int, int] | None
     market: str = ""
-    """What shows that the market made it; nothing where nothing does."""
+    """Evidence that the market made the move; empty if there is none."""
 
     @property
     def name(self) -> str:
-        """As `--allow-jumps` takes it."""
+        """The move as `--allow-jumps` takes it."""
         return f"{self.ticker}:{self.day}"
 
     def __str__(self) -> str:
@@ -251,12 +247,11 @@ class Jump:
 
 
 def find_jumps(prices: Prices) -> list[Jump]:
-    """Moves as far as a split that was not adjusted for, or a slip, would make them, day by day.
+    """Find moves that look like a split without adjustment or an error.
 
-    A move beyond half is named whatever it is; a smaller one only where it is a usual split's, to within
-    what prices move beside it. Crashes of 20 to 40 % pass. A move is the market's where far more was traded
-    than usual, or, where volumes are not known, where prices move far more after it than before: a split
-    moves neither.
+    A move is found if it is larger than half, or close to a usual split ratio; crashes of 20 to 40 % pass.
+    It is attributed to the market if far more is traded than usual or, without volumes, if prices move far
+    more after it than before: a split changes neither.
 
     Examples
     --------
@@ -268,43 +263,38 @@ def find_jumps(prices: Prices) -> list[Jump]:
     relatives = prices.relatives()
     ratios = np.array([*_SPLITS, *(split[::-1] for split in _SPLITS)])
     off = np.abs(relatives[..., None] * ratios[:, 0] / ratios[:, 1] - 1)
-    # Markets fall by a third now and then, so of 3:2 only the very ratio counts.
+    # Markets fall by a third now and then, so 3:2 has a smaller tolerance.
     near = off <= np.where(ratios.sum(1) == 5, 0.01, 0.02)
     found: list[Jump] = []
-    for row, column in np.argwhere((np.abs(relatives - 1) > 0.5) | near.any(-1)):
+    for row, column in np.argwhere((np.abs(relatives - 1) > _UNUSUAL_MOVE) | near.any(-1)):
         one, other = ratios[off[row, column].argmin()]
-        # What moves beside a split that is named anyway may be more.
+        # A move that is found by its size may be further from the ratio.
         split = (int(one), int(other)) if off[row, column].min() <= 0.05 else None
         change = float(relatives[row, column]) - 1
-        market = _market(prices, relatives, row, column)
+        market = _market_evidence(prices, relatives, row, column)
         found.append(Jump(prices.tickers[column], str(prices.dates[row]), change, split, market))
     return found
 
 
-_TIMES = 4.0
-"""How far beyond the usual volume, or movement after it, shows a move to be the market's."""
-
-
-def _market(prices: Prices, relatives: np.ndarray, row: int, column: int) -> str:
-    """What shows that the market made a move, or nothing: a split or a slip changes numbers alone."""
+def _market_evidence(prices: Prices, relatives: np.ndarray, row: int, column: int) -> str:
+    """Describe what shows that the market made a move; an empty text if nothing does."""
     moves = np.abs(np.log(relatives[:, column]))
     before, after = moves[max(row - 60, 1) : row], moves[row + 1 : row + 6]
-    # A slip is undone the next day, whatever was traded.
+    # An error is undone the next day, whatever the volume.
     if not len(after) or len(before) < 20 or abs(after[0] - moves[row]) < 0.5 * moves[row]:
         return ""
     if prices.volume is not None:
         usual = prices.volume[max(row - 60, 0) : row, column]
         usual = np.median(usual[np.isfinite(usual)]) if np.isfinite(usual).any() else np.nan
-        # A split of 10:1 has ten times as many pieces traded, for the same money.
+        # After a split of 10:1 ten times as many units are traded for the same money.
         money = float(prices.volume[row, column] * min(relatives[row, column], 1.0))
         if np.isfinite(usual) and np.isfinite(money):
-            far = money > _TIMES * usual
+            far = money > _MARKET_RATIO * usual
             return f"{money / usual:.0f} times as much as usual was traded" if far else ""
     usual = float(np.median(before))
-    far = usual > 0 and len(after) == 5 and after.mean() > _TIMES * usual
-    return (
-        f"the days after it moved {after.mean() / usual:.0f} times as far as usual" if far else ""
-    )
+    if usual > 0 and len(after) == 5 and after.mean() > _MARKET_RATIO * usual:
+        return f"the days after it moved {after.mean() / usual:.0f} times as far as usual"
+    return ""
 
 
 def load_prices(path: str | Path) -> Prices:
@@ -315,46 +305,32 @@ def load_prices(path: str | Path) -> Prices:
     path
         CSV or Parquet; wide with a first column of days and a column of closes for each ticker, long
         with columns date, ticker, close and perhaps high, low and volume (open is ignored), or with
-        two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
-        they are the closes, and highs and lows are adjusted by as much.
+        two levels of names as yfinance writes them. Adjusted closes ("adj close") replace the closes, and
+        highs and lows are adjusted by the same factor.
 
     Raises
     ------
     InputError
-        One sentence naming the file, the place and the way out.
+        One sentence with the file, the place and the way out.
     """
     path = require_file(path, "a CSV or Parquet file of daily prices")
     with reading(path, "save it as a plain CSV or Parquet table"):
         parquet = path.suffix.lower() in (".parquet", ".pq")
-        frame = _with_days(read_parquet(path)) if parquet else _read_csv(path)
-        prices = _checked(frame, str(path))
-    days, tickers = prices.close.shape
-    if tickers < LEAST_TICKERS:
-        raise InputError(
-            f"{path}: {tickers} ticker{'s' * (tickers != 1)} found; at least {LEAST_TICKERS} are "
-            "needed to share anything out, so add columns (wide) or rows of other tickers (long)"
-        )
-    if days < LEAST_DAYS:
-        raise InputError(
-            f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
-            f"{LEAST_DAYS} are needed, so give a longer history"
-        )
+        prices = _checked(_with_days(read_parquet(path)) if parquet else _read_csv(path), str(path))
     gaps = np.diff(prices.dates)
-    if gaps.max() > np.timedelta64(366, "D"):
-        last = int(gaps.argmax())
+    if len(prices.dates) < _LEAST_DAYS or gaps.max() > _LARGEST_GAP:
+        last = int(gaps.argmax()) if len(gaps) else 0
         raise InputError(
-            f"{path}: no day between {prices.dates[last]} and {prices.dates[last + 1]}; correct the date "
-            "of the rows beyond the gap, or leave them out"
+            f"{path}: {len(prices.dates)} days found, none between {prices.dates[last]} and "
+            f"{prices.dates[min(last + 1, len(gaps))]}; at least {_LEAST_DAYS} are needed without a gap of "
+            "a year, so give a longer history or correct the dates"
         )
-    priced = ~np.isnan(prices.close)
-    if not priced.any(0).all():
-        never = prices.tickers[int(priced.any(0).argmin())]
-        raise InputError(f'{path}: ticker "{never}" has no price at all; drop it')
-    if priced.sum(1).min() < LEAST_TICKERS:
-        few = int((priced.sum(1) < LEAST_TICKERS).argmax())
+    priced = (~np.isnan(prices.close)).sum(1)
+    if priced.min() < _LEAST_TICKERS:
+        few = int((priced < _LEAST_TICKERS).argmax())
         raise InputError(
-            f"{path}: {priced[few].sum()} tickers have a price on {prices.dates[few]}; at least "
-            f"{LEAST_TICKERS} are needed on every day, so cut such days off or add tickers"
+            f"{path}: {priced[few]} tickers have a price on {prices.dates[few]}; at least "
+            f"{_LEAST_TICKERS} are needed on every day, so cut such days off or add tickers"
         )
     return prices
 
@@ -365,56 +341,33 @@ def from_frame(closes: pd.DataFrame, *, source: str = "prices") -> Prices:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Names as they are written, prices as numbers; the index is each row's line in the file."""
-    plain: dict[str, Any] = {
-        "header": None,
-        "keep_default_na": False,
-        "skip_blank_lines": False,
-        "encoding": "utf-8-sig",
-    }
-    (first,) = pd.read_csv(path, nrows=1, dtype=str, **plain).to_numpy().tolist()
-    mark = next((mark for mark in ";\t" if len(first) == 1 and mark in str(first[0])), None)
+    """Read all values as text, such as the tickers 000001 and NA; the index is the line in the file."""
+    with path.open(encoding="utf-8-sig") as file:
+        first = file.readline(10_000)
+    mark = next((mark for mark in ";\t" if mark in first and "," not in first), None)
     if mark is not None:
         raise InputError(
             f"{path}: values must be separated by commas and have decimal points; convert it by "
             f"pd.read_csv({path.name!r}, sep={mark!r}, decimal=',').to_csv('prices.csv', index=False)"
         )
-    rows = pd.read_csv(path, nrows=3, dtype=str, **plain).fillna("").to_numpy().tolist()
-    names: list[Any] = rows[0]
-    headers = 1
+    plain: dict[str, Any] = {"header": None, "keep_default_na": False, "skip_blank_lines": False}
+    text = pd.read_csv(path, dtype=str, encoding="utf-8-sig", **plain).fillna("")
+    rows = text.head(3).to_numpy().tolist()
+    names, headers = pd.Index(rows[0], dtype=object), 1
     corners = {row[0].strip().lower() for row in rows[:2]}
     if corners <= _CORNER and _fields_first(*(row[1:] for row in rows[:2])) is not None:
-        names = [("date", ""), *zip(rows[0][1:], rows[1][1:], strict=True)]
+        pairs = zip(rows[0][1:], rows[1][1:], strict=True)
+        names = pd.MultiIndex.from_tuples([("date", ""), *pairs])
         # pandas writes the name of the index in a row of its own.
         labelled = len(rows) > 2 and not any(rows[2][1:]) and not re.fullmatch(_ISO, rows[2][0])
         headers = 3 if labelled else 2
-    words = {k for k, name in enumerate(names) if k == 0 or _field(name) in ("date", "ticker")}
-    try:
-        frame = pd.read_csv(
-            path,
-            skiprows=headers,
-            # Names are text: 000001 and NA too.
-            dtype=dict.fromkeys(words, str),
-            na_values={k: _MISSING for k in range(len(names)) if k not in words},
-            low_memory=False,
-            **plain,
-        )
-    except pd.errors.EmptyDataError:
-        raise InputError(f"{path}: has names but no rows; give a row for each day") from None
-    if frame.shape[1] != len(names):
-        raise InputError(
-            f"{path}: has {len(names)} names in line 1 and {frame.shape[1]} values in line "
-            f"{headers + 1}; write numbers with decimal points and no other commas"
-        )
+    frame = text.iloc[headers:].set_axis(names, axis=1)
     frame.index = pd.RangeIndex(headers + 1, headers + 1 + len(frame), name="line")
-    frame.columns = (
-        pd.Index(names, dtype=object) if headers == 1 else pd.MultiIndex.from_tuples(names)
-    )
-    return frame[~(frame.isna() | (frame == "")).all(axis=1)]
+    return frame[(frame != "").any(axis=1)]
 
 
 def _with_days(frame: pd.DataFrame) -> pd.DataFrame:
-    """A data frame as a file would hold it: days in the first column, unless the index only counts rows."""
+    """Move the index to the first column, as in a file, unless it only counts rows."""
     index = frame.index
     counts = index.name is None and pd.api.types.is_integer_dtype(index.dtype)
     drop = isinstance(index, pd.RangeIndex) or (counts and "date" in map(_field, frame.columns))
@@ -425,7 +378,7 @@ def _with_days(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _field(name: object) -> str:
-    """A column's name as the layouts spell it.
+    """Normalise a column's name.
 
     >>> _field(" Adj_Close ")
     'adj close'
@@ -435,7 +388,7 @@ def _field(name: object) -> str:
 
 
 def _fields_first(above: Sequence[Any], below: Sequence[Any] = ()) -> bool | None:
-    """Of two levels of names, whether the fields stand above; None where no level holds fields."""
+    """Return whether the upper of two levels of names has the fields; None if neither has."""
     for first, fields, names in ((True, above, below), (False, below, above)):
         found = {_field(field) for field in fields}
         named = all(str(name).strip() for name in names)
@@ -444,267 +397,168 @@ def _fields_first(above: Sequence[Any], below: Sequence[Any] = ()) -> bool | Non
     return None
 
 
-_Cells = tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray], np.ndarray]
-"""What a file says, whichever layout it has: days, ascending; tickers; of each field that is read the
-values, (time, universe), NaN where there are none; the row of the file each stands in, 0 where in none."""
-
-
-def _from_wide(frame: pd.DataFrame, source: str) -> _Cells:
-    """A first column of days, and a column of closes for each ticker."""
-    written = list(frame.columns)
-    names = [name.strip() for name in written]
-    if names[0].lower() != "date" and "date" in map(str.lower, names):
-        raise InputError(
-            f'{source}: column {1 + [*map(str.lower, names)].index("date")} is called "date" and not the '
-            'first; convert it by frame.set_index("date").to_csv("prices.csv"), and rename any other'
-        )
-    fields = {_field(name) for name in names[1:]}
-    field = next((field for field in ("close", "adj close") if field in fields), "high")
-    if field != "high" or {"high", "low"} <= fields <= _FIELDS:
-        raise InputError(
-            f'{source}: column "ticker" is missing beside "{field}"; add it to name each row\'s '
-            "instrument, or give a column of closes for each ticker"
-        )
-    for k, name in enumerate(names[1:], 2):
-        if re.fullmatch(r"(Unnamed: \d+|__index_level_\d+__|)", name):
-            raise InputError(f"{source}: column {k} has no name; name its ticker, or drop it")
-        if _field(name) in _NEVER:
-            raise InputError(
-                f'{source}: column {k} is called "{written[k - 1]}", which is no instrument; drop it'
-            )
-        first = names.index(name, 1) + 1
-        if first < k:
-            raise InputError(
-                f'{source}: columns {first} ("{written[first - 1]}") and {k} ("{written[k - 1]}") are '
-                f"both called {name}; rename or drop one"
-            )
-    return _from_columns(frame, [("close", name) for name in names[1:]], source)
-
-
-def _from_levels(frame: pd.DataFrame, source: str) -> _Cells:
-    """As yfinance has them: a first column of days, and a column for each field and ticker."""
-    above, below = (list(frame.columns.get_level_values(level)[1:]) for level in (0, -1))
-    first = _fields_first(above, below)
-    if first is None or frame.columns.nlevels > 2:
-        raise InputError(
-            f"{source}: the columns' names have several levels, but not one of fields, such as Close, "
-            'and one of tickers; keep the closes by frame["Close"].to_csv("prices.csv")'
-        )
-    fields, tickers = (above, below) if first else (below, above)
-    pairs = [(_field(f), str(t).strip()) for f, t in zip(fields, tickers, strict=True)]
-    twice = next((pair for k, pair in enumerate(pairs) if pair in pairs[:k]), None)
-    if twice is not None:
-        raise InputError(f'{source}: two columns are both "{twice[0]}" of {twice[1]}; drop one')
-    read = [field for field in _READ if field in {field for field, _ in pairs}]
-    _refuse_half(read, source)
-    names = tuple(dict.fromkeys(ticker for _, ticker in pairs))
-    needed = [field for field in read if field != "volume"]
-    absent = next(((f, t) for f in needed for t in names if (f, t) not in pairs), None)
-    if absent is not None:
-        raise InputError(
-            f'{source}: {absent[1]} has no column "{absent[0]}", which others have; add it or drop '
-            "the ticker"
-        )
-    return _from_columns(frame, pairs, source)
-
-
-def _from_columns(frame: pd.DataFrame, pairs: list[tuple[str, str]], source: str) -> _Cells:
-    """The cells where days are in the first column, and every other one is a field of a ticker."""
-    name = frame.columns[0]
-    days = _days(frame.iloc[:, 0], name[0] if isinstance(name, tuple) else name, source)
-    twice = pd.Series(days).duplicated().to_numpy()
-    if twice.any():
-        row = int(twice.argmax())
-        raise InputError(
-            f'{source}: column "date": {days[row]} occurs twice at {frame.index.name} '
-            f"{frame.index[row]}; keep one row for each day"
-        )
-    order = np.argsort(days)
-    frame, days = frame.iloc[order], days[order]
-    tickers = {ticker: k for k, ticker in enumerate(dict.fromkeys(who for _, who in pairs))}
-    shape = (len(days), len(tickers))
-    read = [field for field in _READ if field in {field for field, _ in pairs}] or ["close"]
-    values = {field: np.full(shape, np.nan) for field in read}
+def _split_columns(frame: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Convert a table with a column for each ticker, or for each field and ticker, to the long layout."""
+    if frame.columns.nlevels == 1:
+        pairs = [("close", name) for name in _tickers(list(frame.columns), source)]
+    else:
+        above, below = (list(frame.columns.get_level_values(level)[1:]) for level in (0, -1))
+        first = _fields_first(above, below) if frame.columns.nlevels == 2 else None
+        fields, names = (above, below) if first else (below, above)
+        pairs = [(_field(f), str(t).strip()) for f, t in zip(fields, names, strict=True)]
+        read = {field for field, _ in pairs} & {*_READ[:-1]} if first is not None else set()
+        needed = [f"{f} {t}" for f in sorted(read | {*_needed(read)}) for _, t in pairs if read]
+        _require(needed or ["close"], [f"{f} {t}" for f, t in pairs], source)
+        _refuse_alike((f"{f} {t}" for f, t in pairs), source)
+    pieces: dict[str, dict[str, Any]] = {}
     for place, (field, ticker) in enumerate(pairs, 1):
-        if field in values:
-            label = f"{field} {ticker}" if isinstance(name, tuple) else ticker
-            numbers = _numbers(frame.iloc[:, place], label, source, known=field != "volume")
-            values[field][:, tickers[ticker]] = numbers
-    places = np.broadcast_to(frame.index.to_numpy()[:, None], shape)
-    return days, tuple(tickers), values, places
+        own = pieces.setdefault(ticker, {"date": frame.iloc[:, 0], "ticker": ticker})
+        if field in _READ:
+            own[field] = frame.iloc[:, place]
+    return pd.concat([pd.DataFrame(own, index=frame.index) for own in pieces.values()])
 
 
-def _from_long(frame: pd.DataFrame, source: str) -> _Cells:
-    """A row for each day and ticker."""
-    fields = [_field(name) for name in frame.columns]
-    for field in ("date", "ticker", *_READ):
-        if fields.count(field) > 1:
-            raise InputError(f'{source}: two columns are both called "{field}"; rename or drop one')
-    for field in ("close", "date"):
-        if field not in fields and not (field == "close" and "adj close" in fields):
+def _tickers(names: list[str], source: str) -> list[str]:
+    """Return the tickers of a wide file's columns."""
+    fields = {_field(name) for name in names[1:]}
+    wrong = _NOT_TICKERS | (set() if _field(names[0]) == "date" else {"date"})
+    # LOW and OPEN are tickers, but not beside HIGH and nothing else.
+    wrong |= fields if {"high", "low"} <= fields <= _FIELDS else set()
+    for k, name in enumerate(names[1:], 2):
+        unnamed = re.fullmatch(r"\s*(Unnamed: \d+|__index_level_\d+__|)\s*", name)
+        if unnamed or _field(name) in wrong:
             raise InputError(
-                f'{source}: column "{field}" is missing; a long file has date, ticker, close and '
-                "perhaps high and low"
+                f'{source}: column {k} is called "{name}", which is no ticker; give a first column of days '
+                "and a column of closes for each ticker, or columns date, ticker and close"
             )
-    read = [field for field in _READ if field in fields]
-    _refuse_half(read, source)
-    frame = frame.set_axis(pd.Index(fields, dtype=object), axis=1)
-    days = _days(frame["date"], "date", source)
-    written = frame["ticker"].fillna("").astype(str)
-    who = written.str.strip()
-    unit = frame.index.name
-    if (who == "").any():
-        raise InputError(
-            f'{source}: column "ticker" is empty at {unit} {(who == "").idxmax()}; name the instrument'
-        )
-    spelt: Any = pd.DataFrame({"who": who, "written": written}).drop_duplicates()
-    again = spelt[spelt["who"].duplicated()]
-    if len(again):
-        other = spelt["written"][spelt["who"] == again["who"].iloc[0]].iloc[0]
-        raise InputError(
-            f'{source}: column "ticker": "{again["written"].iloc[0]}" at {unit} {again.index[0]} and '
-            f'"{other}" differ by spaces only; write one name for one instrument'
-        )
-    twice = pd.DataFrame({"day": days, "who": who}).duplicated()
-    if twice.any():
-        row = int(twice.to_numpy().argmax())
-        raise InputError(
-            f'{source}: column "date": {days[row]} occurs twice for {who.iloc[row]} at {unit} '
-            f"{frame.index[row]}; keep one row for each day"
-        )
-    column, tickers = pd.factorize(who)
-    calendar, row = np.unique(days, return_inverse=True)
-    shape = (len(calendar), len(tickers))
-    values = {field: np.full(shape, np.nan) for field in read}
-    for field, full in values.items():
-        full[row, column] = _numbers(frame[field], field, source, known=field != "volume")
-    places = np.zeros(shape, int)
-    places[row, column] = frame.index
-    return calendar, tuple(map(str, tickers)), values, places
+    _refuse_alike(names[1:], source)
+    return [name.strip() for name in names[1:]]
 
 
-def _refuse_half(read: Sequence[str], source: str) -> None:
-    """Refuse highs without lows, and both where nothing says by how much to adjust them."""
-    for given, other in (("high", "low"), ("low", "high")):
-        if given in read and other not in read:
+def _needed(fields: Iterable[str]) -> tuple[str, ...]:
+    """Return the fields that must be there too: closes, and highs and lows together with closes."""
+    if {"high", "low"} & set(fields):
+        return ("high", "low", "close")
+    return () if "adj close" in fields else ("close",)
+
+
+def _require(needed: Iterable[str], found: Sequence[str], source: str) -> None:
+    for name in needed:
+        if name not in found:
             raise InputError(
-                f'{source}: column "{other}" is missing beside "{given}"; give both or neither'
+                f'{source}: column "{name}" is missing; a file has a date, a ticker and a close for each '
+                "price, and high and low (beside close) either for all of them or for none"
             )
-    if {"high", "adj close"} <= set(read) and "close" not in read:
+
+
+def _refuse_alike(names: Iterable[str], source: str) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        key = name.strip().casefold()
+        if key in seen:
+            raise InputError(
+                f'{source}: "{seen[key]}" and "{name}" are one name up to case and spaces; rename or drop '
+                "one"
+            )
+        seen[key] = name
+
+
+def _refuse_cells(column: Any, bad: Any, what: str, way_out: str, source: str) -> None:
+    if bad.any():
+        row = int(np.argmax(bad))
         raise InputError(
-            f'{source}: column "close" is missing beside "adj close" and "high"; give it, so that '
-            "highs and lows can be adjusted as closes are, or leave them out"
+            f'{source}: "{column.iloc[row]}" at {column.index.name} {column.index[row]} is {what}; '
+            f"{way_out}"
         )
 
 
-def _days(column: Any, name: str, source: str) -> np.ndarray:
-    """A column as datetime64[D]; a time of day and its offset are those of the exchange, and fall away."""
+def _days(column: Any, source: str) -> np.ndarray:
+    """Convert a column to datetime64[D]; times of day and offsets are the exchange's, and dropped."""
     text = column.fillna("").astype(str).str.strip()
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         days = column.dt.tz_localize(None)
     else:
         iso = text.where(text.str.fullmatch(_ISO)).str[:10]
         days = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
-    bad = days.isna()
-    if bad.all() and name.strip().lower() != "date":
-        raise InputError(
-            f'{source}: column "date" is missing; the first column must hold the days, as 2019-01-02'
-        )
-    if bad.any():
-        row = bad.idxmax()
-        raise InputError(
-            f'{source}: column "{name}" has {bad.sum()} values that are not dates, first "{text[row]}" '
-            f"at {column.index.name} {row}; write days as 2019-01-02, for instance by "
-            'frame["date"] = pd.to_datetime(frame["date"], dayfirst=True)'
-        )
+    way_out = (
+        "write days as 2019-01-02 in the first column or in one called date, for instance by "
+        'frame["date"] = pd.to_datetime(frame["date"], dayfirst=True)'
+    )
+    _refuse_cells(text, days.isna(), "no date", way_out, source)
     return days.to_numpy().astype("datetime64[D]")
 
 
-def _numbers(column: Any, name: str, source: str, *, known: bool = True) -> np.ndarray:
-    """A column as floats, NaN where a value is missing; what need not be `known` may be anything."""
+def _numbers(column: Any, source: str, *, known: bool) -> np.ndarray:
+    """Convert a column to floats, NaN if a value is missing or, unless `known`, no number."""
     if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
         # True is no price of 1.
         column = column.astype(object).where(~column.isin(_MISSING), None)
         column = column.map(lambda value: str(value) if isinstance(value, bool) else value)
     values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
     bad = np.isnan(values) & column.notna().to_numpy() & known
-    if bad.any():
-        row = int(bad.argmax())
-        example = str(column.iloc[row])
-        commas = ', without commas: pd.read_csv("prices.csv", thousands=",")'
-        raise InputError(
-            f'{source}: column "{name}" has {bad.sum()} values that are not numbers, first "{example}" '
-            f"at {column.index.name} {column.index[row]}; write prices as plain numbers such as 1234.5"
-            + (commas if "," in example else "")
-        )
+    way_out = "write prices as plain numbers such as 1234.5, without commas"
+    _refuse_cells(column, bad, "no number", way_out, source)
     return values
 
 
 def _checked(frame: pd.DataFrame, source: str) -> Prices:
-    """The table of a file with one of the three layouts, once all that it says is a price.
-
-    Adjusted closes adjust highs and lows too.
-    """
-    unit = str(frame.index.name)
+    """Return the prices of a table in one of the three layouts; adjusts highs and lows as closes are."""
     if not len(frame):
         raise InputError(f"{source}: has no rows; give a row for each day")
-    if frame.columns.nlevels > 1:
-        days, tickers, values, places = _from_levels(frame, source)
-    else:
+    if frame.columns.nlevels == 1:
         frame = frame.set_axis(pd.Index(map(str, frame.columns), dtype=object), axis=1)
-        long = "ticker" in map(_field, frame.columns)
-        read = _from_long if long else _from_wide
-        days, tickers, values, places = read(frame, source)
-
-    volume = values.pop("volume", None)
-    spelt: dict[str, str] = {}
-    for ticker in tickers:
-        other = spelt.setdefault(ticker.casefold(), ticker)
-        if other != ticker:
-            raise InputError(
-                f'{source}: "{other}" and "{ticker}" differ by case only; write one name for one '
-                "instrument, and rename or drop any other"
-            )
+    if frame.columns.nlevels > 1 or "ticker" not in map(_field, frame.columns):
+        frame = _split_columns(frame, source)
+    fields = [_field(name) for name in frame.columns]
+    _refuse_alike((field for field in fields if field in ("date", "ticker", *_READ)), source)
+    _require(["date", *_needed(fields)], fields, source)
+    frame = frame.set_axis(pd.Index(fields, dtype=object), axis=1)
+    days = _days(frame["date"], source)
+    written = frame["ticker"].fillna("").astype(str)
+    who = written.str.strip()
+    _refuse_cells(who, who == "", "no ticker", "name the instrument", source)
+    _refuse_alike(written.drop_duplicates(), source)
+    twice = pd.DataFrame({"day": days, "who": who}).duplicated()
+    way_out = "keep one row for each day"
+    _refuse_cells(who + " " + days.astype(str), twice.to_numpy(), "there twice", way_out, source)
+    column, tickers = pd.factorize(who)
+    calendar, row = np.unique(days, return_inverse=True)
+    places = np.zeros((len(calendar), len(tickers)), int)
+    places[row, column] = frame.index
+    values = {field: np.full(places.shape, np.nan) for field in _READ if field in fields}
+    for field, full in values.items():
+        full[row, column] = _numbers(frame[field], source, known=field != "volume")
 
     def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
         if bad.any():
             row, column = np.argwhere(bad)[0]
+            place = places[row, column]
+            where = f"{frame.index.name} {place}" if place else "no row"
             raise InputError(
-                f"{source}: {bad.sum()} {what}, first at {days[row]} {tickers[column]} ({unit} "
-                f"{places[row, column]}); {way_out}"
+                f"{source}: {bad.sum()} {what}, first at {calendar[row]} {tickers[column]} ({where}); "
+                f"{way_out}"
             )
 
+    volume = values.pop("volume", None)
     priced = ~np.isnan(next(iter(values.values())))
     listed = np.maximum.accumulate(priced) & np.maximum.accumulate(priced[::-1])[::-1]
-    absent = listed & (places == 0)
-    if absent.any():
-        column = int(absent.any(0).argmax())
-        mine = absent[:, column]
-        raise InputError(
-            f"{source}: {tickers[column]} has no row on {mine.sum()} of {len(days)} days, first "
-            f"{days[mine][0]}; add the rows or drop the ticker"
-        )
+    listed |= ~priced.any(0)
     for field, found in values.items():
         missing = np.isnan(found) & listed
         refuse(missing, f"missing values of {field}", "fill them in, or drop the ticker or the day")
-        refuse(np.isinf(found), f"infinite values of {field}", "prices must be finite")
-        refuse(found < 0, f"negative values of {field}", "prices must be > 0")
-        refuse(
-            found == 0, f"zero values of {field}", "prices must be > 0; drop days without trading"
-        )
+        wrong = (found <= 0) | np.isinf(found)
+        refuse(wrong, f"values of {field} that are no prices", "prices must be finite and > 0")
     if "high" in values:
         upside_down = values["high"] < values["low"]
         refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
     close = values["adj close" if "adj close" in values else "close"]
-    for k, ticker in enumerate(tickers):
-        own = close[priced[:, k], k]
-        # Seconds since 1970, or more of them: they rise by the day, and no price is as high.
-        if len(own) > 1 and own.min() > 1e8 and (own % 1 == 0).all() and (np.diff(own) > 0).all():
-            raise InputError(
-                f'{source}: "{ticker}" counts time ({own[0]:.0f}, {own[1]:.0f}, ...) and is no instrument; '
-                "drop it"
-            )
+    # Seconds since 1970, or finer: they rise every day, and no price is as high.
+    times = (~priced | (close > 1e8) & (close % 1 == 0)).all(0) & ~(
+        np.diff(close, axis=0) <= 0
+    ).any(0)
+    refuse(times & priced & (len(calendar) > 1), "values that count time", "drop the ticker")
+    names = tuple(map(str, tickers))
     if "high" not in values:
-        return Prices(days, tickers, close, volume=volume)
+        return Prices(calendar, names, close, volume=volume)
     factor = close / values["close"]
-    return Prices(days, tickers, close, values["high"] * factor, values["low"] * factor, volume)
+    return Prices(calendar, names, close, values["high"] * factor, values["low"] * factor, volume)

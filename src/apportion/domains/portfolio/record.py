@@ -71,7 +71,7 @@ def max_drawdown(returns: np.ndarray) -> np.ndarray:
     return 1 - (path / np.maximum.accumulate(path, -1)).min(-1)
 
 
-METRICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+_METRICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "wealth": wealth,
     "annual_return": annual_return,
     "log_growth": log_growth,
@@ -116,7 +116,7 @@ class Backtest:
         """Side -> strategy -> metric -> value; turnover is the mean over periods."""
 
         def measured(name: str, returns: np.ndarray) -> dict[str, float]:
-            values = {metric: float(of(returns)) for metric, of in METRICS.items()}
+            values = {metric: float(of(returns)) for metric, of in _METRICS.items()}
             return values | {"turnover": float(self.turnover[name].mean())}
 
         return {
@@ -163,7 +163,7 @@ class Backtest:
         """The contract of `apportion backtest --json`; a metric that is not a number is null."""
 
         def side(name: str) -> dict[str, dict[str, float | None]]:
-            told = [*(metric for metric in METRICS if metric != "log_growth"), "turnover"]
+            told = [*(metric for metric in _METRICS if metric != "log_growth"), "turnover"]
             return {
                 strategy: {m: values[m] if np.isfinite(values[m]) else None for m in told}
                 for strategy, values in self.measures[name].items()

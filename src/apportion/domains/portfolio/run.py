@@ -1,20 +1,17 @@
-"""A portfolio run: how it is trained from a file of prices, and what it found.
+"""A portfolio run: training from a file of prices, and its results.
 
-Trust, trade fraction and the number of updates are chosen on validation years inside the training period. A
-policy is equivariant, so it may be tested on instruments it never saw; days it was trained on say nothing
-about days to come. Prices are read and refused before JAX is started.
+Trust, trade fraction and the number of updates are chosen on validation years inside the training period.
+Prices are read and checked before JAX starts.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.orders import next_shares
-from apportion.domains.portfolio.prices import Prices, find_jumps, read_prices
-from apportion.domains.portfolio.rules import Rules
+from apportion.domains.portfolio.prices import Prices, read_prices
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 
@@ -27,19 +24,19 @@ if TYPE_CHECKING:
 
 
 def prepare_run(settings: PortfolioJob) -> "PreparedJob":
-    """Read and check the prices, and cut off what is not to be trained on."""
+    """Read and check the prices, and cut off the days from `until` on."""
     prices = read_prices(settings.prices, allow_jumps=settings.allow_jumps)
     known = prices if settings.until is None else prices.until(settings.until)
     if not len(known.dates):
         raise InputError(
             f"until {settings.until}: the prices begin on {prices.dates[0]}; choose a later day"
         )
-    from apportion.domains.portfolio import backtest, training, validation
+    from apportion.domains.portfolio import allocation, backtest, training, validation
     from apportion.runs.runner import PreparedJob
     from apportion.runs.signals import tested_after_training
     from apportion.training import Chunks
 
-    # Told now, before a folder is made, if the settings do not fit the data.
+    # Settings that do not fit the data are refused before a folder is made.
     training.draw_portfolio_tasks(len(known.tickers), settings)
     training.training_market(known, settings)
 
@@ -64,14 +61,18 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
             "chosen": _describe_choice(known, settings, choice),
-            "rules": asdict(settings.rules),
+            "rules": {
+                "min_weight": settings.min_weight,
+                "max_weight": settings.max_weight,
+                "cash": settings.cash,
+            },
         }
-        trained, result = backtest.TrainedPolicy.of(done.policy, about), None
+        trained, result = allocation.TrainedPolicy.of(done.policy, about), None
         if len(known.dates) < len(prices.dates):
             result = tested_after_training(
                 lambda: backtest.backtest_with_baselines(trained, prices, start=settings.until)
             )
-        shares = next_shares(trained, prices)
+        shares = trained.shares(prices)
         day, names = str(prices.dates[-1]), list(shares)
         following = {"after": day, "entity": names, "share": list(shares.values())}
         return _outcome(done.policy, about, settings, result, choice, pd.DataFrame(following))
@@ -84,20 +85,21 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         "fingerprint": known.fingerprint,
     }
     some = validation.validation_years(known, settings, settings.validation)
-    notes = [f"moves far: {jump}" for jump in find_jumps(known) if jump.market]
+    end = str(known.dates[-1])
+    notes = [f"moves far: {jump}" for jump in prices.jumps if jump.market and jump.day <= end]
     return PreparedJob(data, train, choose if some else None, notes)
 
 
 @dataclass(frozen=True, eq=False)
 class CheckedPrices:
-    """A price file that was found valid."""
+    """A valid price file."""
 
     path: Path
     prices: Prices
 
     def to_json(self) -> dict[str, Any]:
-        """What `apportion check --json` says of the file."""
-        prices, moves = self.prices, find_jumps(self.prices)
+        """Return the facts that `apportion check --json` prints."""
+        prices, moves = self.prices, self.prices.jumps
         facts = {
             "file": str(self.path),
             "tickers": len(prices.tickers),
@@ -116,18 +118,17 @@ class CheckedPrices:
         return self.prices.to_frame()
 
     def summary(self) -> str:
-        """What the file holds in a line, and one for each move that was allowed."""
-        # Those of the market come last.
-        found = sorted(find_jumps(self.prices), key=lambda jump: bool(jump.market))
+        """Describe the file in a line, and each accepted move in another."""
+        # Moves of the market come last.
+        found = sorted(self.prices.jumps, key=lambda jump: bool(jump.market))
         moves = [f"moves far: {jump}" for jump in found]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
 
 
 def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | None") -> str:
-    """How trust, trade fraction and the number of updates came about, in a sentence."""
+    """Describe how trust, trade fraction and the number of updates were set."""
     if choice is not None:
-        kept = "" if settings.rules == Rules() else ", all of them within the rules"
-        return f"chosen: {choice.summary()}{kept}"
+        return f"chosen: {choice.summary()}"
     from apportion.domains.portfolio.validation import no_validation_year
 
     given = (
@@ -145,7 +146,7 @@ def _outcome(
     choice: "Choice | None",
     following: pd.DataFrame,
 ) -> "JobResult":
-    """What a run found: tested on the days after those trained on, where there are any."""
+    """Return the results of a run, with a backtest if there are days after the training."""
     from apportion.runs.runner import JobResult
 
     notes, tables = [about["chosen"]], {"next": following}
@@ -162,7 +163,7 @@ def _outcome(
     else:
         from apportion.domains.portfolio.record import LAZY
 
-        # Trading little is worth something by itself: what was learned shows against those who do too.
+        # Trading little is worth something by itself, so the baseline trades little too.
         ahead = result.against("policy", LAZY)
         card = {
             "label": "Log growth a year over lazy rebalancing, net",

@@ -1,4 +1,4 @@
-"""What the page of a portfolio run shows beyond every run's: next allocation, choice, value over time."""
+"""Sections of a portfolio run's page: next allocation, choice, value over time."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _NEXT_ROWS = 20
 
 
 def portfolio_sections(folder: Path) -> list[Section]:
-    """The sections of a run's folder, as far as its tables are there."""
+    """Return a section for each table that the run's folder has."""
     sections: list[Section] = []
     shares = read_table(folder, "next")
     if shares is not None:
@@ -64,8 +64,8 @@ def _next_allocation(shares: pd.DataFrame) -> Section:
     cut = f" The {_NEXT_ROWS} furthest of {len(shares)}." if len(shares) > _NEXT_ROWS else ""
     note = (
         f"Largest deviation from equal shares {np.abs(away).max():.3f} percentage points, mean "
-        f"{np.abs(away).mean():.3f}.{cut} For orders from what is held: apportion allocate RUN --holdings "
-        "FILE."
+        f"{np.abs(away).mean():.3f}.{cut} For trades from today's holdings: apportion allocate RUN "
+        "--holdings FILE."
     )
     day = shares["after"].iloc[0]
     lead = f"For the period after {day}, from equal holdings: what apportion allocate prints."

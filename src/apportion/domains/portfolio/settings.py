@@ -1,21 +1,24 @@
-"""Everything that decides a portfolio run, as one frozen dataclass that is also its command line.
+"""Settings of a portfolio run: one frozen dataclass that is also the command line.
 
-The defaults are the practical policy: an ensemble that is shrunk to equal shares, trades part of
-the way, and was penalised for straying from them. `PortfolioSettings.paper()` is the paper's. The
-command line chooses trust, trade fraction and the updates anew on validation years. Nothing here
-starts JAX.
+The defaults are the practical policy: an ensemble, shrunk to equal shares, that trades part of the way and
+is trained with a penalty on tracking error. `PortfolioSettings.paper()` is the paper's. `apportion train`
+chooses trust, trade fraction and the number of updates on validation years. Importing this file starts no
+JAX.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.domains.portfolio.rules import Rebalance, Rules
 from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError
 
 if TYPE_CHECKING:
     from apportion.priority import Priority
+    from apportion.simplex import Head
+
+CASH = "cash"
+"""Name of cash among the tickers, if the policy can hold it."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,7 @@ class PortfolioSettings(TrainingSettings):
     min_weight: float = 0.0
     """The least wealth in each instrument, as a share."""
     max_turnover: float = 2.0
-    """The most that is traded at a time, bought and sold added up; 2 exchanges everything."""
-    rebalance: Rebalance = "daily"
-    """When the policy trades: daily, or on the first trading day of each week or month; it holds on
-    all other days."""
+    """The most that is traded in a day, bought and sold added up; 2 exchanges everything."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -78,12 +78,23 @@ class PortfolioSettings(TrainingSettings):
         check_cost(self.cost)
         if self.tracking_error_weight < 0 or self.learning_rate <= 0:
             raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
-        self.rules.check_weights(self.task_size, f"the {self.task_size} instruments of a task")
+        if not 0 <= self.min_weight < self.max_weight <= 1:
+            raise InputError(
+                f"min_weight {self.min_weight:g} and max_weight {self.max_weight:g}: they must satisfy "
+                "0 <= min_weight < max_weight <= 1"
+            )
+        if not 0 < self.max_turnover <= 2:
+            raise InputError(
+                f"max_turnover is {self.max_turnover:g}; it must be above 0 and at most 2, which "
+                "exchanges everything"
+            )
+        check_weights(self.min_weight, self.max_weight, self.task_size, cash=self.cash)
 
-    @property
-    def rules(self) -> Rules:
-        """What every allocation keeps to."""
-        return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
+    def head(self) -> "Head":
+        """Return the bounds on every allocation: floor, cap and cash."""
+        from apportion.simplex import Head
+
+        return Head(self.min_weight, self.max_weight, self.cash)
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
@@ -142,6 +153,20 @@ def all_or_named(jumps: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def check_cost(cost: float) -> None:
-    """Refuse a commission that nobody takes."""
+    """Refuse a commission outside [0, 0.5)."""
     if not 0 <= cost < 0.5:
         raise InputError(f"cost is {cost}; it must be a fraction of at least 0 and below 0.5")
+
+
+def check_weights(low: float, high: float, count: int, *, cash: bool) -> None:
+    """Refuse weights that `count` instruments cannot meet together; cash takes what they cannot."""
+    if not cash and count * high < 1 - 1e-9:
+        raise InputError(
+            f"max_weight {high:g}: {count} instruments can then hold only {count * high:.4g} of the "
+            f"wealth; choose at least {1 / count:.4g}, or more instruments"
+        )
+    if count * low > 1 + 1e-9:
+        raise InputError(
+            f"min_weight {low:g}: {count} instruments would need {count * low:.4g} of the wealth; choose "
+            f"at most {1 / count:.4g}, or fewer instruments"
+        )

@@ -12,7 +12,7 @@ import numpy as np
 from apportion.domains.portfolio.prices import Prices
 
 DRIFT, FACTOR, REGIME, DURATION, REVERSAL = 0.0003, 0.008, 0.001, 30, -0.2
-VOLATILITY = (0.01, 0.02)
+_VOLATILITY = (0.01, 0.02)
 _OVERNIGHT = 0.3
 
 
@@ -59,7 +59,7 @@ class SimulatedMarket:
         """
         rng = np.random.default_rng(seed)
         signal = np.ones(universe, bool) if informative is None else np.asarray(informative, bool)
-        vol = rng.uniform(*VOLATILITY, universe) if volatility is None else np.asarray(volatility)
+        vol = rng.uniform(*_VOLATILITY, universe) if volatility is None else np.asarray(volatility)
         phi = np.where(signal, autocorrelation, 0.0)
         turns = rng.random((days, universe)) < 1 / DURATION
         start = rng.choice([-1.0, 1.0], universe)

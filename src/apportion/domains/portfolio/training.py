@@ -6,29 +6,23 @@ batch's own drifted allocations.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from apportion.algorithm import RunState
-from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.constrained import constrain, everyone, unconstrained
-from apportion.domains.portfolio.market import Costs, Holding, Market
+from apportion.composition import Ensemble, LimitedTurnover, PartialTrading, ShrunkToEqual
+from apportion.domains.portfolio.market import Costs, Market
 from apportion.domains.portfolio.prices import Prices
-from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.errors import InputError
-from apportion.learners.direct import BatchRollout, Direct, lookback
+from apportion.learners.direct import Direct
 from apportion.learners.learner import Learner
-from apportion.memory import Batch, Replay
+from apportion.memory import Replay
 from apportion.policy import GaussianLogits, Policy, Recurrent
 from apportion.priority import Priority
-from apportion.problem import Problem
-from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, Resume, TrainingResult, train_runs
 
@@ -128,8 +122,7 @@ def train_portfolio_runs(
         market_axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda x: x is None)
         market = eqx.tree_at(lambda m: m.length, market, lengths)
     if learner is None:
-        objective = lookback if settings.rebalance == "daily" else until_traded
-        learner = Direct(settings.batch, settings.learning_rate, objective=objective)
+        learner = Direct(settings.batch, settings.learning_rate)
     if replay is None:
         replay = Replay(
             length=market.horizon, warm_up=market.horizon,
@@ -155,40 +148,13 @@ def train_portfolio_runs(
 def untrained_policies(
     channels: int, settings: PortfolioSettings, keys: Key[Array, " runs"]
 ) -> Policy:
-    """The policies that training starts from, stacked, one for each key."""
-    head = Head(cash=settings.cash)
-    first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, head=head, key=key))(
-        keys
-    )
-    return constrain(first, settings.rules)
+    """Return the policies that training starts from, stacked, one for each key."""
 
+    def make(key):
+        policy = Recurrent(channels, settings.hidden, head=settings.head(), key=key)
+        return _limit_turnover(policy, settings.max_turnover)
 
-def until_traded(
-    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
-) -> BatchRollout:
-    """What `lookback` does, for markets that are held between rebalancing days.
-
-    All periods' allocations are computed at once from the remembered states; then one walk carries
-    what is held, so that an allocation's gradient sees every day until the next trade and its cost.
-    """
-    market = cast(Market, problem)
-
-    def act(state):
-        return policy(market.observe(task, state), task.mask)
-
-    def period(carried, now):
-        remembered, wanted, linked, key = now
-        state = jax.tree.map(lambda a, b: jnp.where(linked, a, b), carried, remembered)
-        allocation = market.traded(task, state.n, state.held, wanted)
-        step = market.step(task, state, allocation, key=key)
-        return step.state, (state, allocation, step.reward)
-
-    keys = jax.random.split(key, batch.rows.shape[0])
-    first = jax.tree.map(lambda leaf: leaf[0], batch.states)
-    wanted = jax.vmap(act)(batch.states)
-    walk = (batch.states, wanted, batch.linked, keys)
-    _, (states, allocations, rewards) = jax.lax.scan(period, first, walk)
-    return BatchRollout(states, allocations, rewards, batch.valid)
+    return eqx.filter_vmap(make)(keys)
 
 
 def draw_portfolio_tasks(
@@ -211,15 +177,13 @@ def draw_portfolio_tasks(
 
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
-    """The market over every period that has a full window behind it; refuses rules it cannot meet."""
-    rules = settings.rules
-    rules.check(prices.tickers)
+    """Return the market over every period that has a full window before it."""
     market = Market.of(
         prices,
         window=settings.window,
         costs=Costs(settings.cost, cash=settings.cash),
         tracking=settings.tracking_error_weight,
-        rules=rules,
+        head=settings.head(),
     )
     if market.horizon < settings.batch:
         raise InputError(
@@ -230,49 +194,23 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
 
 
 def compose(members: Policy, settings: PortfolioSettings) -> Policy:
-    """Stacked policies as one: averaged, shrunk to equal shares, trading part of the way, within the
-    rules.
-    """
-    rules = settings.rules
-    team = Ensemble(unconstrained(members, rules))
-    return constrain(
-        PartialTrading(ShrunkToEqual(team, settings.trust), settings.trade_fraction), rules
-    )
+    """Combine stacked policies into one as the settings say."""
+    return combine_members(members, settings.trust, settings.trade_fraction, settings.max_turnover)
 
 
-def next_allocation(
-    policy: Policy,
-    prices: Prices,
-    *,
-    window: int,
-    held: np.ndarray | None = None,
-    rules: Rules | None = None,
-) -> Allocation:
-    """The allocation for the period after the last row, given today's drifted shares (or equal).
-
-    Where the rules have cash, it comes first, in `held` too.
-    `rules` are those the policy was trained with. What is held stays where the last row is no day to
-    rebalance; without `held` the portfolio is set up on that day, whichever it is.
-    """
-    if len(prices.dates) < window:
-        raise InputError(
-            f"prices: {len(prices.dates)} days, but a decision sees {window}; give more days"
-        )
-    rules = Rules() if rules is None else rules
-    rules.check(prices.tickers)
-    # A day more than the window tells whether the last one begins a week or a month.
-    seen = prices.with_tomorrow(window + 1)
-    costs = Costs(cash=rules.cash)
-    market = Market.of(seen, start=seen.dates[-1], window=window, costs=costs, rules=rules)
-    task = everyone(len(prices.tickers), cash=rules.cash)
-    shares = market.equal(task) if held is None else jnp.asarray(held, jnp.float32)
-    return _next(policy, market, task, shares, enter=held is None)
+def combine_members(
+    members: Policy,
+    trust: float | Float[Array, ""],
+    trade_fraction: float | Float[Array, ""],
+    max_turnover: float = 2.0,
+) -> Policy:
+    """Average stacked policies, shrink to equal shares, trade part of the way, limit turnover."""
+    # The limit is that of the whole, not of each member.
+    members = members.policy if isinstance(members, LimitedTurnover) else members
+    target = ShrunkToEqual(Ensemble(members), trust)
+    return _limit_turnover(PartialTrading(target, trade_fraction), max_turnover)
 
 
-@eqx.filter_jit
-def _next(
-    policy: Policy, market: Market, task: Task, shares: Allocation, enter: bool
-) -> Allocation:
-    now = Holding(jnp.zeros((), jnp.int32), shares)
-    wanted = policy(market.observe(task, now), task.mask)
-    return market.traded(task, now.n, shares, wanted, enter=enter)
+def _limit_turnover(policy: Policy, max_turnover: float) -> Policy:
+    """Return the policy with limited turnover; the policy itself if nothing is limited."""
+    return policy if max_turnover >= 2 else LimitedTurnover(policy, max_turnover)

@@ -17,14 +17,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float, Int
 
-from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.constrained import constrain, unconstrained
 from apportion.domains.portfolio.market import Costs, Market, growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.record import TRADING_DAYS
-from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
+    combine_members,
     draw_portfolio_tasks,
     train_portfolio_runs,
     training_market,
@@ -38,9 +36,9 @@ from apportion.trees import grouped, stack
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
 """The k and eta that are looked at."""
-CHECKPOINTS = 3
+_CHECKPOINTS = 3
 """Numbers of updates that are looked at."""
-HALF_A_YEAR = TRADING_DAYS // 2
+_LEAST_DAYS = TRADING_DAYS // 2
 """Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
 _TESTED = 10
 """Tasks the choice is tested on, at most."""
@@ -148,22 +146,21 @@ def score_variants(
     tasks: Task,
     ks: Float[Array, " variants"],
     etas: Float[Array, " variants"],
-    rules: Rules | None = None,
+    max_turnover: float = 2.0,
 ) -> tuple[Float[Array, "cells variants tasks"], Float[Array, "cells variants tasks"]]:
-    """Net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
+    """Return net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
 
-    Features are computed once for all variants: k and eta come after them, and the rules around both.
+    Features are computed once for all variants: they depend on neither k nor eta.
     """
-    rules = Rules() if rules is None else rules
-    arrays, rest = eqx.partition(unconstrained(members, rules), eqx.is_array)
+    arrays, rest = eqx.partition(members, eqx.is_array)
 
     def one(cell):
         arrays, start, days, tasks = cell
         here = eqx.tree_at(lambda m: m.first, market, start)
-        team = Ensemble(eqx.combine(arrays, rest))
+        members = eqx.combine(arrays, rest)
 
         def variant(task, k, eta):
-            policy = constrain(PartialTrading(ShrunkToEqual(team, k), eta), rules)
+            policy = combine_members(members, k, eta, max_turnover)
             return walk_policy(policy, here, task).log_return
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
@@ -186,7 +183,7 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
     fit = []
     for year in prices.years():
         first, last = prices.row(f"{year}-01-01"), prices.row(f"{year + 1}-01-01")
-        if last - first >= HALF_A_YEAR and first >= settings.window + settings.batch:
+        if last - first >= _LEAST_DAYS and first >= settings.window + settings.batch:
             fit.append(year)
     return fit[-years:] if years else []
 
@@ -223,8 +220,7 @@ def select_variant(
     *_, tasks = draw_portfolio_tasks(len(prices.tickers), settings)
     pairs = list(product(K_GRID, ETA_GRID))
     costs = Costs(settings.cost, exact=True, cash=settings.cash)
-    rules = settings.rules
-    market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
+    market = Market.of(prices, window=settings.window, costs=costs, head=settings.head())
     market = replace(market, horizon=max(spans.days))
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
     by_year = stack([tasks[: min(len(tasks), _TESTED)]] * len(calendar))
@@ -233,9 +229,11 @@ def select_variant(
     rows: list[pd.DataFrame] = []
 
     def visit(chunk: Chunk) -> None:
-        if chunk.step * CHECKPOINTS // chunk.steps > len(rows):
+        if chunk.step * _CHECKPOINTS // chunk.steps > len(rows):
             teams = grouped(chunk.policy, settings.members)
-            _, sharpe = score_variants(teams, market, starts, days, by_year, ks, etas, rules)
+            _, sharpe = score_variants(
+                teams, market, starts, days, by_year, ks, etas, settings.max_turnover
+            )
             gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
             scored = pd.DataFrame(pairs * len(calendar), columns=["k", "eta"])
             years = np.repeat(calendar, len(pairs))
@@ -243,7 +241,7 @@ def select_variant(
         if on_chunk is not None:
             on_chunk(chunk)
 
-    every = max(settings.steps // CHECKPOINTS, 1) if every is None else every
+    every = max(settings.steps // _CHECKPOINTS, 1) if every is None else every
     runs = len(calendar) * settings.members
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
     # Policies are ordered by year, then by member.
@@ -263,7 +261,7 @@ def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
     """Why nothing can be chosen from these prices."""
     return (
         f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, hold no "
-        f"calendar year of {HALF_A_YEAR} days or more with {settings.window + settings.batch} days "
+        f"calendar year of {_LEAST_DAYS} days or more with {settings.window + settings.batch} days "
         "before it on which trust, trade fraction and the number of updates could be chosen"
     )
 

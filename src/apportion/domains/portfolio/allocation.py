@@ -1,0 +1,254 @@
+"""The next allocation of a trained policy, and the trades that lead to it from today's holdings.
+
+Holdings are a CSV: ticker and share, or ticker and quantity with a row for cash. A ticker that the file
+leaves out is not held. Trades are differences of shares, and of money if quantities are given; they contain
+no commissions.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from apportion.domains.portfolio.market import Costs, Holding, Market
+from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.settings import CASH, check_cost
+from apportion.domains.tables import as_day
+from apportion.errors import InputError, reading
+from apportion.policy import Policy
+from apportion.simplex import Allocation, Head
+from apportion.tasks import Task
+
+_FORM = "write a CSV with columns ticker and share, or ticker and quantity with a row for cash"
+
+
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """A policy and the facts of its training."""
+
+    policy: Policy
+    window: int
+    channels: int
+    """Series that it reads of each instrument."""
+    cost: float
+    last: str
+    """The last day it was trained on."""
+    head: Head
+    """Floor, cap and cash of its allocations."""
+
+    @classmethod
+    def of(cls, policy: Policy, about: Mapping[str, Any]) -> "TrainedPolicy":
+        """Build from the facts saved with the policy; refuses facts that no settings produce."""
+        if about.get("job") != "portfolio":
+            raise InputError(
+                f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
+                "give the folder of a portfolio run"
+            )
+        window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
+        try:
+            rules: Mapping[str, Any] = about.get("rules", {})
+            low, high = float(rules.get("min_weight", 0)), float(rules.get("max_weight", 1))
+            cash, last = rules.get("cash", False), str(as_day(str(about.get("last"))))
+            if type(window) is not int or window < 1 or channels not in (1, 3):
+                raise ValueError(f"window {window!r}, channels {channels!r}")
+            if not isinstance(cash, bool) or rules.get("rebalance", "daily") != "daily":
+                raise ValueError(f"rules {dict(rules)!r}")
+            check_cost(float(cost))  # pyright: ignore[reportArgumentType]
+            head = Head(low, high, cash)
+        except (InputError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise InputError(
+                f"the policy's own facts are wrong ({error}); train it again"
+            ) from None
+        return cls(policy, window, channels, float(cost), last, head)  # pyright: ignore[reportArgumentType]
+
+    def series(self, prices: Prices) -> Prices:
+        """Return the prices with the series that the policy reads."""
+        if prices.channels < self.channels:
+            raise InputError(
+                "the policy reads close, high and low, but the prices have closes only; "
+                "give a long file with columns high and low"
+            )
+        return replace(prices, high=None, low=None) if self.channels == 1 else prices
+
+    def shares(self, prices: Prices, held: np.ndarray | None = None) -> dict[str, float]:
+        """Return the shares after the last day of the prices by name, cash first if there is any."""
+        wanted = next_allocation(self.policy, prices, window=self.window, held=held, head=self.head)
+        shares = np.asarray(wanted, float)
+        names = (CASH, *prices.tickers) if self.head.cash else prices.tickers
+        return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
+
+
+def next_allocation(
+    policy: Policy,
+    prices: Prices,
+    *,
+    window: int,
+    held: np.ndarray | None = None,
+    head: Head | None = None,
+) -> Allocation:
+    """Return the allocation for the period after the last row.
+
+    Parameters
+    ----------
+    policy, window
+        The policy and the days of history that it reads.
+    prices
+        Instruments to allocate to.
+    held
+        Today's drifted shares; equal shares by default.
+    head
+        Floor, cap and cash that the policy was trained with. Cash comes first, in `held` too.
+    """
+    if len(prices.dates) < window:
+        raise InputError(
+            f"prices: {len(prices.dates)} days, but a decision sees {window}; give more days"
+        )
+    head = Head() if head is None else head
+    seen = prices.with_tomorrow(window)
+    costs = Costs(cash=head.cash)
+    market = Market.of(seen, start=seen.dates[-1], window=window, costs=costs, head=head)
+    task = market.everything()
+    shares = market.equal(task) if held is None else jnp.asarray(held, jnp.float32)
+    return _decide(policy, market, task, shares)
+
+
+@eqx.filter_jit
+def _decide(policy: Policy, market: Market, task: Task, shares: Allocation) -> Allocation:
+    now = Holding(jnp.zeros((), jnp.int32), shares)
+    return market.tradable(task, now.n, policy(market.observe(task, now), task.mask))
+
+
+def read_holdings(
+    path: Path, tickers: Sequence[str], *, cash: bool = False
+) -> tuple[np.ndarray, bool]:
+    """Read today's holdings in the order of `tickers`.
+
+    Parameters
+    ----------
+    path
+        The CSV file.
+    tickers
+        Names of the instruments.
+    cash
+        Whether the policy can hold cash.
+
+    Returns
+    -------
+    amounts, counted
+        Cash and the amount of each ticker: shares, or money and units if they are `counted`.
+
+    Raises
+    ------
+    InputError
+        The file is no table of holdings, or names other tickers.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give a CSV file of what is held")
+    with reading(path, _FORM):
+        # Names are text, as in the prices: 000001 and NA too.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = table.rename(columns=lambda name: str(name).strip().lower())
+    columns = list(table.columns)
+    kinds = [kind for kind in ("share", "quantity") if kind in columns]
+    if len(kinds) != 1 or columns.count("ticker") != 1 or columns.count(kinds[0]) != 1:
+        raise InputError(f"{path}: not a table of holdings; {_FORM}")
+    (kind,) = kinds
+    counted = kind == "quantity"
+    if counted and CASH in tickers:
+        raise InputError(f'{path}: "{CASH}" is among the prices, and quantities need it for money')
+    known = {*tickers, CASH} if counted or cash else set(tickers)
+    found: dict[str, float] = {}
+    for name, text in zip(table["ticker"].str.strip(), table[kind].str.strip(), strict=True):
+        if name not in known or name in found:
+            why = "occurs twice" if name in found else "is not among the prices"
+            raise InputError(f"{path}: {name} {why}; name each ticker of the prices at most once")
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 <= found[name] < math.inf:
+            raise InputError(
+                f'{path}: the {kind} of {name} is "{text[:40]}"; write a number of at least 0'
+            )
+    if counted and cash and CASH not in found:
+        raise InputError(f"{path}: has no row for {CASH}, which the policy can hold; add it")
+    total = math.fsum(found.values())
+    if total == 0 or (not counted and abs(total - 1) > 1e-3):
+        raise InputError(
+            f"{path}: the {kind} column sums to {total:.6g}; shares must sum to 1, and quantities "
+            f"must not all be 0"
+        )
+    scale = 1.0 if counted else total
+    return np.array([found.get(name, 0.0) / scale for name in (CASH, *tickers)]), counted
+
+
+@dataclass(frozen=True, eq=False)
+class NextAllocation:
+    """Shares of the period after the last day of the prices, and trades if holdings are given."""
+
+    date: str
+    shares: Mapping[str, float]
+    trades: pd.DataFrame | None = None
+    """A row for each ticker: its `share`, the share `held`, their difference `trade`, and with
+    quantities the trade in `money`; > 0 buys."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contract of `apportion allocate --json`; trades come beside it."""
+        answer: dict[str, Any] = {"date": self.date, "allocation": dict(self.shares)}
+        if self.trades is not None:
+            answer["trades"] = self.trades.to_dict("records")
+        return answer
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each ticker."""
+        if self.trades is not None:
+            return self.trades
+        return pd.DataFrame({"ticker": list(self.shares), "share": list(self.shares.values())})
+
+    def summary(self) -> str:
+        """Return the table as text, the largest trades or shares first."""
+        table = self.to_frame()
+        by = "share" if self.trades is None else "trade"
+        table = table.sort_values(by, key=lambda column: -column.abs(), kind="stable")
+        shares = [name for name in table if name not in ("ticker", "money")]
+        forms = dict.fromkeys(shares, "{:.3%}".format) | {"money": "{:,.2f}".format}
+        text = table.to_string(index=False, formatters=forms)
+        return f"allocation for the period after {self.date}\n{text}"
+
+
+def allocate_next(
+    trained: TrainedPolicy, prices: Prices, path: Path | None = None
+) -> NextAllocation:
+    """Return the next period's shares, and the trades that lead to them from the holdings of a file."""
+    prices, cash = trained.series(prices), trained.head.cash
+    date = str(prices.dates[-1])
+    if path is None:
+        return NextAllocation(date, trained.shares(prices))
+    amounts, counted = read_holdings(path, prices.tickers, cash=cash)
+    values = amounts
+    if counted:
+        close = np.append(1.0, prices.close[-1])
+        missing = np.flatnonzero((amounts > 0) & np.isnan(close))
+        if len(missing):
+            raise InputError(
+                f"{path}: {prices.tickers[missing[0] - 1]} is held and has no price on {date}; leave it "
+                "out, or give prices up to a day on which it has one"
+            )
+        values = amounts * np.nan_to_num(close)
+    invested = values if cash else values[1:]
+    # Money alone starts from equal shares.
+    held = invested / invested.sum() if invested.sum() > 0 else None
+    shares = trained.shares(prices, held)
+    names = (*prices.tickers, CASH) if cash or values[0] > 0 else prices.tickers
+    table = pd.DataFrame({"ticker": names, "share": [shares.get(name, 0.0) for name in names]})
+    table["held"] = np.roll(values, -1)[: len(names)] / values.sum()
+    table["trade"] = table["share"] - table["held"]
+    if counted:
+        table["money"] = table["trade"] * values.sum()
+    return NextAllocation(date, shares, table)
