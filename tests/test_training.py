@@ -27,7 +27,6 @@ from apportion.training import (
     _warn_if_flat,
     _warn_if_unseen,
     train,
-    train_runs,
 )
 from apportion.trees import stack, take
 from learning import assert_mean_above, fractions_of_best, train_seeds
@@ -62,9 +61,9 @@ def test_prioritisation_beats_uniform_where_only_some_tasks_carry_signal():
     keys = jnp.concatenate([keys, keys])
     # Two of 32 tasks carry signal; the others are quiet and pay noise.
     tasks = draw_tasks(8, 4, 2).joined(draw_tasks(np.arange(8, 64), 4, 30))
-    policies = train_runs(
+    policies = train(
         problem, tasks, eqx.filter_vmap(policy)(keys), Direct(16, 1e-2), steps=200,
-        priority=Priority(jnp.repeat(jnp.array([0.0, 1.0]), 12), beta=0.0), keys=keys,
+        priority=Priority(jnp.repeat(jnp.array([0.0, 1.0]), 12), beta=0.0), key=keys,
     ).policy  # fmt: skip
 
     def score(policy):
@@ -171,9 +170,9 @@ def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trai
     with jax.enable_x64(True):
         keys = jnp.stack([jax.random.key(7), KEY])
         policies = eqx.filter_vmap(policy)(keys)
-        many = train_runs(
+        many = train(
             ShownBest(), stack([draw_tasks(12, 4, 8, seed=9), TASKS]), policies,
-            Direct(16, jnp.array([0.0, 1.0]) * LEARNER.learning_rate), steps=20, keys=keys,
+            Direct(16, jnp.array([0.0, 1.0]) * LEARNER.learning_rate), steps=20, key=keys,
             explore=GaussianLogits(0.3), replay=Replay(warm_up=0, act_periods=2),
         )  # fmt: skip
     others, theirs = (many.metrics[many.metrics.run == one] for one in (0, 1))
@@ -255,7 +254,7 @@ def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were
         InputError, match=r"step 0, task \d \(entities \[.*\]\): the loss or its grad"
     ):
         _raise_fault(algorithm, after)
-    assert np.asarray(after.priority.scores).tolist() == [1.0] * 8
+    assert np.asarray(after.priority_state.scores).tolist() == [1.0] * 8
     assert bool(eqx.tree_equal(after.parameters, state.parameters))
     # Of several runs, the second.
     later = eqx.tree_at(lambda s: s.fault, after, jnp.array([[0, 0, 0], [4, 3, 2]]))

@@ -24,6 +24,5 @@ from .tasks import split_entities as split_entities
 from .training import Chunks as Chunks
 from .training import TrainingResult as TrainingResult
 from .training import train as train
-from .training import train_runs as train_runs
 
 __version__: str

@@ -146,30 +146,47 @@ def train(
     chunks: Chunks | None = None,
     measure: int = 16,
     state: RunState | Resume | None = None,
-    key: PRNGKeyArray | int,
+    problem_axes: PyTree = None,
+    key: PRNGKeyArray | Key[Array, " runs"] | int,
 ) -> TrainingResult:
-    r"""Train one policy over all tasks by Algorithm 1.
+    r"""Train one policy over all tasks by Algorithm 1, or several independent policies at once.
+
+    Stacked keys mean several runs, compiled as one `vmap`: seeds, methods, or every single-task learner.
 
     Parameters
     ----------
-    problem, tasks, policy, learner, steps
-        What to learn, on which subsets, with which network, by which method, in how many rounds
-        counted from the beginning of the run.
-    priority, scorer
-        `Priority()` by default, the paper's (`Priority(alpha=0)` is uniform MTL), and the difficulty
-        of a task from its batch.
-    replay, explore
-        How each task's memory is filled and read, and the noise of the periods acted for it.
+    problem
+        What to learn.
+    tasks
+        The subsets to learn on. Several runs may each have their own, stacked along a leading axis.
+    policy
+        The network to train; for several runs one for each, stacked along a leading axis
+        (`eqx.filter_vmap` over keys makes such a stack).
+    learner
+        How a batch improves the policy. Its leaves with a leading axis differ by run.
+    steps
+        Steps of Algorithm 1, counted from the beginning of the run.
+    priority
+        How tasks are drawn: the paper's `Priority()` by default; `Priority(alpha=0)` is uniform
+        multi-task learning. Its leaves with a leading axis differ by run.
+    scorer
+        The difficulty of a task, from its batch.
+    explore
+        Noise of the periods acted after an update; by default none.
+    replay
+        How each task's memory is filled and read.
     chunks
-        How the run is cut into compiled pieces, and who looks in between.
+        Chunk length, metrics interval and callback.
     measure
-        On so many of the tasks, the first ones, the policy is tried before training, at every chunk's end
-        and after it, always on the same episodes; 0 measures nothing.
+        Number of tasks, the first ones, on which the policy is evaluated before training, at every
+        chunk's end and after it, always on the same episodes. 0, and several runs, measure nothing.
     state
         A state of the same run to go on from (`TrainingResult.state`), or what `load_state` gives; that
         of another problem, learner, key or set of tasks is refused.
+    problem_axes
+        Which leaves of the problem differ by run, as for `eqx.filter_vmap`; for several runs only.
     key
-        Makes the run's randomness; the same key, or seed, gives the same run, bit for bit.
+        A key or a seed; the same one gives the same run, bit for bit. Stacked keys give a run each.
 
     Examples
     --------
@@ -187,93 +204,79 @@ def train(
       step 200      0.98...
     """
     key = as_key(key)
-    check_problem(problem, tasks)
-    _check_policy(problem, tasks, policy)
+    several = jax.random.key_data(key).ndim > 1
+    if problem_axes is not None and not several:
+        raise InputError("problem_axes is for several runs; give a key for each, stacked")
+    own_tasks = several and tasks.members.ndim > 2
+    first_policy = _first_of(policy, len(key)) if several else policy
+    first_problem = _first_problem(problem, problem_axes)
+    first_tasks = tasks[0] if own_tasks else tasks
+    check_problem(first_problem, first_tasks)
+    _check_policy(first_problem, first_tasks, first_policy)
     algorithm = Algorithm.of(
         problem,
         tasks,
-        policy,
+        first_policy,
         learner,
+        horizon=first_problem.horizon,
         priority=priority,
         scorer=scorer,
         explore=explore,
         replay=replay,
     )
-    fixed = tasks[: min(measure, len(tasks))]
+    if several:
+        axes = _axes_of_runs(algorithm, problem_axes, 0 if own_tasks else None)
+
+        def forward(algorithm, state, steps, record_every):
+            return _advance_runs(algorithm, axes, state, steps, record_every)
+
+        first = partial(_begin_runs, axes, algorithm, policy, key)
+        return _run(algorithm, state, first, forward, steps, chunks, key)
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
         # Keys of steps are made with their numbers, and no run gets as far as this one.
         paths = evaluate(problem, policy, fixed, key=jax.random.fold_in(key, 2**32 - 2))
         return np.asarray(paths.mean_reward[:, 0])
 
+    fixed = tasks[: min(measure, len(tasks))]
     first = partial(_begin, algorithm, policy, key)
     tried = measured if measure else None
     return _run(algorithm, state, first, _advance, steps, chunks, key, tried)
 
 
-def train_runs(
-    problem: Problem,
-    tasks: Task,
-    policies: Policy,
-    learner: Learner,
-    *,
-    steps: int = 1000,
-    priority: Priority | None = None,
-    scorer: Scorer = max_deviation,
-    explore: GaussianLogits | None = None,
-    replay: Replay | None = None,
-    chunks: Chunks | None = None,
-    state: RunState | Resume | None = None,
-    problem_axes: PyTree = None,
-    keys: Key[Array, " runs"],
-) -> TrainingResult:
-    """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
+def _first_of(policies: Policy, runs: int) -> Policy:
+    """The first run's policy, out of one for each run."""
+    leaves = jax.tree.leaves(eqx.filter(policies, eqx.is_array))
+    if any(leaf.shape[:1] != (runs,) for leaf in leaves):
+        raise InputError(
+            f"policy: there are {runs} keys; give a policy for each, stacked along a leading axis, "
+            "such as eqx.filter_vmap(network)(keys)"
+        )
+    return take(policies, 0)
 
-    `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
-    so are `keys`. So may be the tasks, where each run has its own; leaves of `priority` and `learner`
-    with a leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
-    `eqx.filter_vmap`). The other arguments are those of `train`; nothing is measured on the way, so try
-    the policies with `evaluate`.
-    """
-    some = take(policies, 0)
-    one_problem = jax.tree.map(
+
+def _first_problem(problem: Problem, axes: PyTree) -> Problem:
+    return jax.tree.map(
         lambda axis, sub: take(sub, 0) if axis == 0 else sub,
-        problem_axes,
+        axes,
         problem,
         is_leaf=lambda x: x is None,
     )
-    own = tasks.members.ndim > 2
-    some_tasks = tasks[0] if own else tasks
-    check_problem(one_problem, some_tasks)
-    _check_policy(one_problem, some_tasks, some)
-    algorithm = Algorithm.of(
-        problem,
-        tasks,
-        some,
-        learner,
-        horizon=one_problem.horizon,
-        priority=priority,
-        scorer=scorer,
-        explore=explore,
-        replay=replay,
-    )
+
+
+def _axes_of_runs(algorithm: Algorithm, problem_axes: PyTree, task_axis: int | None) -> PyTree:
+    """The leaves of an algorithm that differ by run, as `eqx.filter_vmap` takes them."""
 
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
 
     by_leaf = (jax.tree.map(axis, part) for part in (algorithm.priority, algorithm.learner))
-    axes = eqx.tree_at(
+    return eqx.tree_at(
         lambda a: (a.problem, a.tasks, a.priority, a.learner),
         jax.tree.map(lambda _: None, algorithm),
-        (problem_axes, 0 if own else None, *by_leaf),
+        (problem_axes, task_axis, *by_leaf),
         is_leaf=lambda x: x is None,
     )
-
-    def forward(algorithm, state, steps, record_every):
-        return _advance_runs(algorithm, axes, state, steps, record_every)
-
-    first = partial(_begin_runs, axes, algorithm, policies, keys)
-    return _run(algorithm, state, first, forward, steps, chunks, keys)
 
 
 _begin = eqx.filter_jit(begin)

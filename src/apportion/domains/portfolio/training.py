@@ -30,7 +30,7 @@ from apportion.priority import Priority
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
-from apportion.training import Chunks, Resume, TrainingResult, train_runs
+from apportion.training import Chunks, Resume, TrainingResult, train
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def train_portfolio_runs(
             length=market.horizon, warm_up=market.horizon,
             recency=settings.recency, act_periods=settings.act_periods,
         )  # fmt: skip
-    return train_runs(
+    return train(
         market,
         tasks,
         first,
@@ -148,7 +148,7 @@ def train_portfolio_runs(
         chunks=chunks,
         state=state,
         problem_axes=market_axes,
-        keys=run_keys,
+        key=run_keys,
     )
 
 
