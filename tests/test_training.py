@@ -18,7 +18,7 @@ from apportion.memory import Replay
 from apportion.policy import GaussianLogits, Policy, Pooled, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
-from apportion.runs.checkpoint import load_state, save_state
+from apportion.runs.checkpoint import save_state
 from apportion.scorers import Evidence, mean_deviation
 from apportion.tasks import Task, draw_tasks
 from apportion.training import (
@@ -111,16 +111,16 @@ def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_
     watched, tmp_path
 ):
     (half, _), _, trained = watched
-    stopped = run(chunks=Chunks(10, on_chunk=lambda chunk: True), state=half)
-    saved = load_state(save_state(stopped.state, tmp_path / "stopped.safetensors"))
-    resumed = run(chunks=Chunks(10), state=saved)
+    stopped = run(chunks=Chunks(10, on_chunk=lambda chunk: True), resume_from=half)
+    saved = save_state(stopped.state, tmp_path / "stopped.safetensors")
+    resumed = run(chunks=Chunks(10), resume_from=saved)
     assert bool(eqx.tree_equal(resumed.state, trained.state))
     later = pd.concat([stopped.metrics, resumed.metrics], ignore_index=True)
     pd.testing.assert_frame_equal(later, trained.metrics[20:].reset_index(drop=True))
     with pytest.raises(InputError, match="another key"):
-        run(state=saved, key=jax.random.key(1))
-    with pytest.raises(InputError, match="of other shapes .* give the policy"):
-        run(state=half, policy=Recurrent(channels=1, hidden=9, key=KEY))
+        run(resume_from=saved, key=jax.random.key(1))
+    with pytest.raises(InputError, match="other shapes .* give the policy"):
+        run(resume_from=half, policy=Recurrent(channels=1, hidden=9, key=KEY))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_
 )
 def test_a_state_goes_on_with_its_own_run_and_no_other(watched, part, other):
     with pytest.raises(InputError, match=f"another {part}"):
-        run(state=watched[0][0], **{part: other})
+        run(resume_from=watched[0][0], **{part: other})
 
 
 def test_the_result_shows_itself(trained):

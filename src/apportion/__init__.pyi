@@ -12,7 +12,6 @@ from .priority import Priority as Priority
 from .problem import Observation as Observation
 from .problem import Problem as Problem
 from .problem import Step as Step
-from .runs.checkpoint import load_state as load_state
 from .runs.checkpoint import save_state as save_state
 from .runs.export import export_policy as export_policy
 from .runs.folder import load_run as load_run

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -28,6 +29,7 @@ from apportion.memory import Replay
 from apportion.policy import GaussianLogits, Policy
 from apportion.priority import Priority
 from apportion.problem import Problem, as_key, check_allocation, check_problem, evaluate
+from apportion.runs.checkpoint import load_state
 from apportion.scorers import Scorer, max_deviation
 from apportion.tasks import Task
 from apportion.trees import fingerprint, take
@@ -108,7 +110,7 @@ OnChunk = Callable[[Chunk], bool | None]
 """Called at every chunk's end; returning True stops the run there."""
 
 Resume = Callable[[RunState], RunState]
-"""Given a run's first state, the one to go on from: how a saved state finds its structure."""
+"""Takes a run's first state, which has the structure, and returns the state to continue from."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def train(
     replay: Replay | None = None,
     chunks: Chunks | None = None,
     measure: int = 16,
-    state: RunState | Resume | None = None,
+    resume_from: RunState | Path | str | Resume | None = None,
     problem_axes: PyTree = None,
     key: PRNGKeyArray | Key[Array, " runs"] | int,
 ) -> TrainingResult:
@@ -180,9 +182,10 @@ def train(
     measure
         Number of tasks, the first ones, on which the policy is evaluated before training, at every
         chunk's end and after it, always on the same episodes. 0, and several runs, measure nothing.
-    state
-        A state of the same run to go on from (`TrainingResult.state`), or what `load_state` gives; that
-        of another problem, learner, key or set of tasks is refused.
+    resume_from
+        A state of the same run to continue from (`TrainingResult.state`), or the path of a file that
+        `save_state` wrote. The state of a run with another problem, learner, key or set of tasks is
+        refused.
     problem_axes
         Which leaves of the problem differ by run, as for `eqx.filter_vmap`; for several runs only.
     key
@@ -231,7 +234,7 @@ def train(
             return _advance_runs(algorithm, axes, state, steps, record_every)
 
         first = partial(_begin_runs, axes, algorithm, policy, key)
-        return _run(algorithm, state, first, forward, steps, chunks, key)
+        return _run(algorithm, resume_from, first, forward, steps, chunks, key)
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
         # Keys of steps are made with their numbers, and no run gets as far as this one.
@@ -241,7 +244,7 @@ def train(
     fixed = tasks[: min(measure, len(tasks))]
     first = partial(_begin, algorithm, policy, key)
     tried = measured if measure else None
-    return _run(algorithm, state, first, _advance, steps, chunks, key, tried)
+    return _run(algorithm, resume_from, first, _advance, steps, chunks, key, tried)
 
 
 def _first_of(policies: Policy, runs: int) -> Policy:
@@ -303,7 +306,7 @@ _copy = eqx.filter_jit(partial(jax.tree.map, jnp.copy))
 
 def _run(
     algorithm: Algorithm,
-    given: RunState | Resume | None,
+    resume_from: RunState | Path | str | Resume | None,
     begin: Callable[[], RunState],
     forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
@@ -323,8 +326,15 @@ def _run(
             lambda s: s.fingerprint, state, jnp.broadcast_to(own, state.fingerprint.shape)
         )
 
-    if not isinstance(given, RunState):
-        given = first() if given is None else given(first())
+    match resume_from:
+        case None:
+            given = first()
+        case RunState():
+            given = resume_from
+        case str() | Path():
+            given = load_state(resume_from, first())
+        case _:
+            given = resume_from(first())
     _check_state(given, eqx.filter_eval_shape(first), own)
     # The given state stays the caller's: chunks donate their own copy to the next.
     state: RunState = _copy(given)
@@ -358,14 +368,14 @@ def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
     for part, same in zip(PARTS, theirs == own, strict=True):
         if not same:
             raise InputError(
-                f"state: it belongs to a run with another {part}, and going on from it would be neither "
-                f"run; give the {part} that it was saved with, or leave state out and begin anew"
+                f"resume_from: this state was saved with another {part}; give the {part} that it was "
+                "saved with, or leave resume_from out to start again"
             )
     there, wanted = (jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in (state, first))
     if jax.tree.structure(there) != jax.tree.structure(wanted) or there != wanted:
         raise InputError(
-            "state: its arrays are of other shapes than this run's; give the policy, the replay and the "
-            "number of runs that it was saved with, or leave state out and begin anew"
+            "resume_from: the arrays of this state have other shapes than this run's; give the policy, the "
+            "replay and the number of runs that it was saved with, or leave resume_from out to start again"
         )
 
 

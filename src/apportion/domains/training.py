@@ -45,7 +45,7 @@ def train_members(
         scorer=settings.scorer_function(),
         replay=replay,
         chunks=chunks,
-        state=state,
+        resume_from=state,
         key=keys[:, 1],
     )
 

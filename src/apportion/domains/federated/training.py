@@ -253,7 +253,7 @@ def train_mixture(
         chunks=chunks,
         # A federation's episodes take as long as many updates; whoever trains tests it after.
         measure=0,
-        state=state,
+        resume_from=state,
         key=run_key,
     )
     assert isinstance(result.policy, AggregationPolicy)

@@ -146,7 +146,7 @@ def train_portfolio_runs(
         replay=replay,
         explore=explore,
         chunks=chunks,
-        state=state,
+        resume_from=state,
         problem_axes=market_axes,
         key=run_keys,
     )
