@@ -33,7 +33,6 @@ from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.constrained import Constrained, WithoutCash
 from apportion.domains.portfolio.market import Market
 from apportion.domains.probes import ShownBest
-from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head
@@ -63,7 +62,6 @@ POLICIES = {
     Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), 0.4),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
-    Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
     LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),
     PartialTrading: lambda: PartialTrading(recurrent(), 0.3),
     Pooled: lambda: awake(Pooled(CHANNELS, 4, key=KEY)),

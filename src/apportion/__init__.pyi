@@ -1,5 +1,4 @@
 from .certify.certificate import Gains as Gains
-from .gate import Gate as Gate
 from .learners.direct import Direct as Direct
 from .learners.direct import DirectEpisodes as DirectEpisodes
 from .learners.ppo import PPO as PPO

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import programs
-from apportion.certify.betting import STAKES, bounds, log_wealth
+from apportion.certify.betting import STAKES, bounds, log_wealth, trust
 from apportion.certify.certificate import Gains, autocorrelations, block_means
 from apportion.errors import InputError
 
@@ -155,6 +155,17 @@ def test_gains_that_turn_bring_the_newer_verdict_and_say_that_they_changed():
     assert made.changed
     assert "changed" in made.summary()
     assert Gains(np.full(40, 0.5), -1.0, 1.0).certify().verdict == "certified"
+
+
+def test_trust_is_the_capped_logarithm_of_the_wealth_and_is_lost_as_fast_as_it_is_won():
+    gains = np.array([0.2, -0.1, 0.3, 0.1, 0.2, 1.0])
+    wealth = log_wealth(gains, 0.0, -1.0) / np.log(20)
+    assert trust(gains, -1.0, 0.05) == pytest.approx(np.clip(wealth, 0, 1))
+    assert Gains(gains, -1.0, 1.0).certify().trust == pytest.approx(wealth[-1])
+    # Long success buys no credit.
+    for before in (40, 400):
+        later = trust(np.repeat([0.5, -0.2], [before, 60]), -1.0, 0.05)[before:]
+        assert later[0] > 0.5 > later[12]
 
 
 def test_a_certificate_shows_itself():

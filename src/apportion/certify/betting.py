@@ -33,7 +33,10 @@ def log_wealth(gains: np.ndarray, mean: float | np.ndarray, low: float) -> np.nd
 
 
 def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
-    """The share of trust after each gain, log K_n / log(1/alpha) from 0 to 1, as a `Gate` gives it.
+    """The share of trust after each gain, log K_n / log(1/alpha) from 0 to 1.
+
+    Mix the policy and the baseline by it: if the policy is never better, P(trust ever reaches s) <=
+    alpha^s.
 
     The wealth K_n is kept from growing beyond 1/alpha, so that trust can be lost as soon as won.
 

@@ -203,9 +203,7 @@ class Certificate:
 
     @cached_property
     def trust(self) -> float:
-        """The share of the decisions, 0 to 1, that a `Gate` which saw these bets would now leave to the
-        policy; after the verdict it can fall again.
-        """
+        """How far these bets now justify following the policy, 0 to 1; it can fall after the verdict."""
         return float(trust(self.means, self.gains.low, self.alpha)[-1]) if len(self.means) else 0.0
 
     @property
@@ -230,7 +228,7 @@ class Certificate:
             f"{labels[self.ends[-1]]}; wealth for better "
             f"{_wealth(self.log_better[-1]):.3g}, for worse {_wealth(self.log_worse[-1]):.3g}, needed "
             f"{self.threshold:g}",
-            f"  behind a gate it would now have {self.trust:.0%} of the trust",
+            f"  trust earned so far {self.trust:.0%}",
             f"  a gain counts as {100 * g.low:+g} to {100 * g.high:+g} points; {g.clipped} of "
             f"{int((~np.isnan(g.values)).sum())} were beyond",
         ]

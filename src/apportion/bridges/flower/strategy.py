@@ -312,7 +312,7 @@ class LearnedAggregation(GuardedFedAvg):
         Whether the policy's model has to pass; a quarter of the samples is for that.
     alpha
         With a number the policy has to earn its place: models are FedAvg's, moved towards the policy's by
-        the share of trust that its gains have earned in the rounds before, as in `apportion.Gate`. A policy
+        the share of trust that its gains have earned in the rounds before (`betting.trust`). A policy
         that is never better is ever trusted in full with probability alpha at most.
     max_gain
         What a round's gain counts at most, in these bets and in `gains`.
