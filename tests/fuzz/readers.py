@@ -47,7 +47,6 @@ from apportion.runs.policy_file import (
 from apportion.runs.settings import read_settings, to_toml
 from apportion.studies.engine import Cell, CellStore, Plan
 from apportion.studies.study import FigureResult, Verdict
-from apportion.theory.pooling import Transitions
 from apportion_charging.backtest import check_facts
 from apportion_charging.controller import Controller, read_now
 from apportion_charging.forecasts import Predictor
@@ -310,14 +309,6 @@ def _study(folder: Path) -> None:
     plt.close("all")
 
 
-def _transitions_file() -> Files:
-    rng = np.random.default_rng(0)
-    rows = "\n".join(
-        f"t{i % 2},s{rng.integers(3)},a{i % 3},{rng.normal():.3f},s0" for i in range(12)
-    )
-    return {"tasks.csv": f"task,state,action,reward,next_state\n{rows}\n".encode()}
-
-
 def _mnist_file() -> Files:
     rng = np.random.default_rng(0)
     arrays = {
@@ -426,11 +417,6 @@ READERS: dict[str, Reader] = {
     ),
     "a study's cells": Reader(cache(partial(_study_files, False)), _study),
     "a study's rows": Reader(cache(partial(_study_files, True)), _study),
-    "transitions": Reader(
-        _transitions_file,
-        lambda folder: assert_finite(Transitions.of(folder / "tasks.csv").reward),
-        share=QUICK,
-    ),
     "mnist.npz": Reader(
         cache(_mnist_file), lambda folder: load_images(folder / "mnist.npz"), share=QUICK
     ),

@@ -10,8 +10,7 @@ is a sample of the average MDP; a pool of per-task trajectories would not be.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -19,12 +18,12 @@ from jaxtyping import Float, Int
 from scipy import sparse
 
 from apportion.certify.statistics import Estimate, interval
-from apportion.errors import InputError, reading
+from apportion.errors import InputError
 from apportion.theory.mdp import MDP
 
 Answer = Literal["pool", "do not pool", "unclear"]
-COLUMNS = ("task", "state", "action", "reward", "next_state")
-"""Of a table of transitions."""
+_COLUMNS = ("task", "state", "action", "reward", "next_state")
+"""Columns of a table of transitions."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def draw_transitions(family: MDP, samples: int, *, seed: int = 0) -> pd.DataFram
     reached = family.kernel[task, state, action].cumsum(-1)
     following = (rng.uniform(size=(task.size, 1)) > reached[:, :-1]).sum(-1)
     reward = family.reward[task, state, action] + 0.1 * rng.standard_normal(task.size)
-    return pd.DataFrame(dict(zip(COLUMNS, (task, state, action, reward, following), strict=True)))
+    return pd.DataFrame(dict(zip(_COLUMNS, (task, state, action, reward, following), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -90,32 +89,25 @@ class Transitions:
     """The tasks'."""
 
     @classmethod
-    def of(cls, source: pd.DataFrame | str | Path) -> "Transitions":
-        """The rows of a table, or of a CSV; labels may be numbers or words."""
-        name, frame = "transitions", source
-        if not isinstance(frame, pd.DataFrame):
-            file = Path(frame)
-            if not file.exists():
-                raise InputError(f"{file}: there is no such file")
-            with reading(file, "save it as a plain CSV"):
-                name, frame = file.name, pd.read_csv(file)
-        missing = [column for column in COLUMNS if column not in frame.columns]
+    def of(cls, frame: pd.DataFrame) -> "Transitions":
+        """The rows of a table; labels may be numbers or words."""
+        missing = [column for column in _COLUMNS if column not in frame.columns]
         if missing:
             raise InputError(
-                f'{name}: column "{missing[0]}" is missing; the columns are {", ".join(COLUMNS)}'
+                f'transitions: column "{missing[0]}" is missing; the columns are {", ".join(_COLUMNS)}'
             )
         if frame.empty:
-            raise InputError(f"{name}: there are no rows; give at least two samples of two tasks")
-        holes = frame[list(COLUMNS)].isna().to_numpy().any(axis=1)
+            raise InputError("transitions: no rows; give at least two samples of two tasks")
+        holes = frame[list(_COLUMNS)].isna().to_numpy().any(axis=1)
         if holes.any():
             raise InputError(
-                f"{name}: row {int(np.argmax(holes)) + 1} has an empty field; fill or drop it"
+                f"transitions: row {int(np.argmax(holes)) + 1} has an empty field; fill or drop it"
             )
         reward = np.asarray(pd.to_numeric(frame["reward"], errors="coerce"), float)
         if not np.isfinite(reward).all():
             place = int(np.argmax(~np.isfinite(reward)))
             raise InputError(
-                f'{name}: column "reward" of row {place + 1} is '
+                f'transitions: column "reward" of row {place + 1} is '
                 f"{str(frame['reward'].iloc[place])!r}; it must be a finite number"
             )
         task, names = pd.factorize(frame["task"].astype(str))
@@ -123,10 +115,12 @@ class Transitions:
         both, _ = pd.factorize(pd.concat([frame["state"], frame["next_state"]]).astype(str))
         rows = np.bincount(task)
         if len(rows) < 2:
-            raise InputError(f"{name}: all rows are of one task; pooling needs at least two tasks")
+            raise InputError(
+                "transitions: all rows are of one task; pooling needs at least two tasks"
+            )
         if rows.min() < 2:
             raise InputError(
-                f"{name}: task {names[rows.argmin()]} has one row; each task needs two or more"
+                f"transitions: task {names[rows.argmin()]} has one row; each task needs two or more"
             )
         state, next_state = np.split(both, 2)
         return cls(task, state, action, reward, next_state, tuple(map(str, names)))
@@ -298,20 +292,6 @@ class Pooling:
             for t in self.tasks
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What `apportion should-pool --json` prints; a crossover that never comes is null."""
-        crossovers = self.to_frame().crossover.replace(np.inf, np.nan).astype(object)
-        tasks = self.to_frame().assign(crossover=crossovers.where(crossovers.notna(), None))
-        return {
-            "answer": self.answer,
-            "outcome": self.saved.outcome,
-            "gamma": self.gamma,
-            "saved": self.saved.to_dict(),
-            "distance": self.distance.to_dict(),
-            "covered": self.covered,
-            "tasks": tasks.to_dict("records"),
-        }
-
     def summary(self) -> str:
         """The answer, the terms behind it, and what it rests on."""
         alone, pool = (
@@ -343,15 +323,13 @@ class Pooling:
         )
 
 
-def should_pool(
-    transitions: pd.DataFrame | str | Path, *, gamma: float, resamples: int = 400
-) -> Pooling:
-    """Estimate the tasks' distances from their pool, and say whether pooling is expected to help.
+def should_pool(transitions: pd.DataFrame, *, gamma: float, resamples: int = 400) -> Pooling:
+    """Estimate the tasks' distances from their pool, and whether pooling is expected to help.
 
     Parameters
     ----------
     transitions
-        Samples of several tasks with finite, or discretised, states and actions: a table, or a CSV, of
+        Samples of several tasks with finite, or discretised, states and actions: a table with the columns
         task, state, action, reward and next_state. Labels may be numbers or words.
     gamma, resamples
         The discount, and the bootstrap resamples behind the distances' intervals.
