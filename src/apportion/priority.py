@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
+from apportion.kernels.gpu import read_before_write
 
 BRANCHING = 128
 LEAST_SCORE = 1e-6
@@ -184,8 +185,12 @@ class Priority(eqx.Module):
 
     def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
         """The next task t ~ p, with its s_t, p_t and w_t."""
-        levels = 1 + len(state.powers.sums)
-        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))), step)
+
+        def read(step):
+            uniforms = jax.random.uniform(key, (1 + len(state.powers.sums),))
+            return self.look(state, state.powers.find(uniforms), step)
+
+        return read_before_write(read, step)
 
     def look(self, state: PriorityState, task: Index, step: Index) -> Drawn:
         """What `draw` tells of a task, for any task."""

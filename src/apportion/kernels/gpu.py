@@ -6,6 +6,8 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
 
 GRAPHS: dict[str, Any] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,"
@@ -64,3 +66,21 @@ def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         return jit(function, donate="all-except-first", compiler_options=as_graphs())
 
     return wraps(function)(lambda *given: compiled()(*given))
+
+
+def read_before_write(read: Callable[[Int[Array, ""]], PyTree], index: Int[Array, ""]) -> PyTree:
+    """What `read(index)` gives, finished before anything that depends on it.
+
+    Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
+    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
+    GPU a barrier keeps them apart. On a processor it is gone before buffers are assigned:
+    there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
+    place; a GPU would pay a quarter of a small step for it.
+    """
+    if on_gpu():
+        return jax.lax.optimization_barrier(read(index))
+    blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
+    rounds = jnp.where(index < 0, 2, 1)
+    return jax.lax.fori_loop(
+        0, rounds, lambda i, _: read(index + jnp.minimum(i, 0).astype(index.dtype)), blank
+    )
