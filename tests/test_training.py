@@ -200,6 +200,14 @@ def test_the_default_memory_learns_where_much_is_carried_from_period_to_period()
     assert_mean_above(eqx.filter_vmap(waiting)(policies), -1.0)
 
 
+def test_the_papers_memory_starts_empty_and_acting_fills_it_up_to_the_end_of_an_episode():
+    replay = Replay.paper(act_periods=5)
+    options = {"steps": 4, "measure": 0, "replay": replay, "key": KEY}
+    done = train(ShownBest(horizon=16), TASKS[:1], policy(), Direct(4), **options)
+    # The first state, three times five periods, and one that ends the episode.
+    assert done.state.memory.count.tolist() == [1 + 15 + 1]
+
+
 @pytest.mark.parametrize(
     ("learner", "replay", "steps", "warned"),
     [

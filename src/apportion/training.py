@@ -191,6 +191,23 @@ def train(
     key
         A key or a seed; the same one gives the same run, bit for bit. Stacked keys give a run each.
 
+    Notes
+    -----
+    Priorities and scorer are the paper's by default. Memory is not, because the paper's covers only the
+    first periods of an episode until a task is drawn often:
+
+    ============================  ============================  ====================================
+    setting                       default                       paper
+    ============================  ============================  ====================================
+    memory before the first step  an episode of equal shares    empty
+    start of a batch              uniform                       geometric, favouring recent periods
+    periods acted, n_e            half a batch                  not given; `Replay.paper()` takes 10
+    at the end of an episode      acting goes on in the next    acting stops
+    exploration noise             none                          some, not specified
+    ============================  ============================  ====================================
+
+    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs the algorithm as printed.
+
     Examples
     --------
     >>> from apportion import Direct, Recurrent, draw_tasks
