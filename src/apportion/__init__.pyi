@@ -1,4 +1,5 @@
-from .certify.certificate import Gains as Gains
+from .certify.statistics import compare as compare
+from .composition import EqualShares as EqualShares
 from .learners.direct import Direct as Direct
 from .learners.direct import DirectEpisodes as DirectEpisodes
 from .learners.ppo import PPO as PPO
@@ -11,11 +12,14 @@ from .priority import Priority as Priority
 from .problem import Observation as Observation
 from .problem import Problem as Problem
 from .problem import Step as Step
+from .problem import check_problem as check_problem
+from .problem import evaluate as evaluate
 from .runs.checkpoint import save_state as save_state
 from .runs.export import export_policy as export_policy
 from .runs.folder import load_run as load_run
 from .runs.policy_file import load_policy as load_policy
 from .runs.policy_file import save_policy as save_policy
+from .simplex import Head as Head
 from .tasks import Task as Task
 from .tasks import draw_tasks as draw_tasks
 from .tasks import split_entities as split_entities
