@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.algorithm import Algorithm, _fault, advance, begin
+from apportion.algorithm import Algorithm, _fault, advance, begin, raise_fault
 from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.domains.probes import ProbeState, ShownBest
@@ -23,7 +23,6 @@ from apportion.scorers import Evidence, mean_deviation
 from apportion.tasks import Task, draw_tasks
 from apportion.training import (
     Chunks,
-    _raise_fault,
     _warn_if_flat,
     _warn_if_unseen,
     train,
@@ -261,14 +260,14 @@ def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were
     with pytest.raises(
         InputError, match=r"step 0, task \d \(entities \[.*\]\): the loss or its grad"
     ):
-        _raise_fault(algorithm, after)
+        raise_fault(algorithm, after)
     assert np.asarray(after.priority_state.scores).tolist() == [1.0] * 8
     assert bool(eqx.tree_equal(after.parameters, state.parameters))
     # Of several runs, the second.
     later = eqx.tree_at(lambda s: s.fault, after, jnp.array([[0, 0, 0], [4, 3, 2]]))
     words = r"step 3 of run 1, task 2 .* scorer returned a negative number \(mean_deviation\)"
     with pytest.raises(InputError, match=words):
-        _raise_fault(algorithm, later)
+        raise_fault(algorithm, later)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree, UInt32
 
 from apportion import memory as memories
+from apportion.errors import InputError
 from apportion.learners.learner import Learner, Update
 from apportion.memory import Memory, Replay
 from apportion.policy import GaussianLogits, LogitPolicy, Policy
@@ -21,14 +23,13 @@ from apportion.problem import Problem, State
 from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
 from apportion.simplex import on_simplex
 from apportion.tasks import Task
+from apportion.trees import fingerprint
 
 Index = Int[Array, ""]
 
 _BEFORE = 2**32 - 1  # the "step" whose key makes what there is before the first one
 
-PARTS = ("problem", "tasks", "learner", "key")
-"""What a run is made of: a state goes on with these and no others."""
-FAULTS = (
+_FAULTS = (
     "",
     "the loss or its gradient is not finite (does the problem's observation or reward hold NaN?)",
     "the policy's allocation is off the simplex",
@@ -60,9 +61,9 @@ class RunState(eqx.Module):
     key: PRNGKeyArray
     step: Index
     fault: Int[Array, " 3"]
-    """Kind (an index into FAULTS, 0 is none), step and task of the first thing that went wrong."""
+    """Kind (an index into `_FAULTS`, 0 is none), step and task of the first thing that went wrong."""
     fingerprint: UInt32[Array, " parts"]
-    """Fingerprints of what the run is made of (`PARTS`)."""
+    """Fingerprints of what the run is made of (`Algorithm.fingerprints`)."""
 
 
 class Algorithm(eqx.Module):
@@ -123,6 +124,11 @@ class Algorithm(eqx.Module):
         """The policy as it is at `state`."""
         return eqx.combine(state.parameters, self.skeleton)
 
+    def fingerprints(self, key: Key[Array, "*runs"]) -> dict[str, int]:
+        """Fingerprints of what a run is made of: a state continues with these and no others."""
+        parts = {"problem": self.problem, "tasks": self.tasks, "learner": self.learner, "key": key}
+        return {name: fingerprint(part) for name, part in parts.items()}
+
     def probabilities(self, state: RunState) -> Float[Array, "*runs tasks"]:
         """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
         of_run = self.priority.probabilities
@@ -150,7 +156,8 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
         key,
         jnp.zeros((), jnp.int32),
         jnp.zeros(3, jnp.int32),
-        jnp.zeros(len(PARTS), jnp.uint32),
+        # Filled in by `train`: fingerprints are of arrays, which a compiled program does not see.
+        jnp.zeros(4, jnp.uint32),
     )
 
 
@@ -281,7 +288,7 @@ def _undo_if_faulty(
 
 
 def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
-    """Which of FAULTS a step ran into, the root cause first."""
+    """Which of `_FAULTS` a step ran into, the root cause first."""
     # Where limits leave a remainder, equal shares within them leave the same one.
     available = evidence.equal.sum(-1)
     sound = on_simplex(evidence.allocations, evidence.mask, total=available) | ~evidence.valid
@@ -294,3 +301,21 @@ def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
         ]
     )
     return jnp.where(found.any(), jnp.argmax(found) + 1, 0).astype(jnp.int32)
+
+
+def raise_fault(algorithm: Algorithm, state: RunState) -> None:
+    """Raise an `InputError` about the first fault that a run has met, if there is one."""
+    faults = np.asarray(state.fault).reshape(-1, 3)
+    bad = np.flatnonzero(faults[:, 0])
+    if len(bad) == 0:
+        return
+    run = int(bad[0])
+    kind, step, t = (int(x) for x in faults[run])
+    tasks = algorithm.tasks
+    task = (tasks[run] if tasks.members.ndim > 2 else tasks)[t]
+    whose = f" of run {run}" if len(faults) > 1 else ""
+    source = f" ({algorithm.scorer.__name__})" if "scorer" in _FAULTS[kind] else ""
+    raise InputError(
+        f"step {step}{whose}, task {t} (entities {task.entities}): {_FAULTS[kind]}{source}; training "
+        "stopped there, and scores and policy were left as before that step"
+    )

@@ -22,7 +22,7 @@ from apportion.tasks import Task
 Index = Int[Array, ""]
 
 
-LONGEST = 1024
+_MAX_DEFAULT_LENGTH = 1024
 """States a task's memory keeps where an episode is longer and nothing else was asked for."""
 
 
@@ -74,7 +74,7 @@ class Replay:
         if acted < 0:
             raise InputError(f"act_periods is {acted}; it counts periods, so >= 0")
         needed = max(batch, acted, 1)
-        default = max(min(horizon, LONGEST), needed, self.warm_up or 0)
+        default = max(min(horizon, _MAX_DEFAULT_LENGTH), needed, self.warm_up or 0)
         length = default if self.length is None else self.length
         walked = min(horizon, length) if batch and tasks <= self.slots else 0
         warm_up = walked if self.warm_up is None else self.warm_up

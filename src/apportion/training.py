@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
-from apportion.algorithm import FAULTS, PARTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.algorithm import Algorithm, Metrics, RunState, advance, begin, raise_fault
 from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.errors import InputError
@@ -32,7 +32,7 @@ from apportion.problem import Problem, as_key, check_allocation, check_problem, 
 from apportion.runs.checkpoint import load_state
 from apportion.scorers import Scorer, max_deviation
 from apportion.tasks import Task
-from apportion.trees import fingerprint, take
+from apportion.trees import take
 
 
 @dataclass(frozen=True)
@@ -334,14 +334,12 @@ def _run(
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
-    parts = (algorithm.problem, algorithm.tasks, algorithm.learner, key)
-    own = np.array([fingerprint(part) for part in parts], np.uint32)
+    own = algorithm.fingerprints(key)
 
     def first() -> RunState:
         state = begin()
-        return eqx.tree_at(
-            lambda s: s.fingerprint, state, jnp.broadcast_to(own, state.fingerprint.shape)
-        )
+        found = jnp.broadcast_to(np.array([*own.values()], np.uint32), state.fingerprint.shape)
+        return eqx.tree_at(lambda s: s.fingerprint, state, found)
 
     match resume_from:
         case None:
@@ -363,7 +361,7 @@ def _run(
     while done < steps:
         now = min(length, steps - done)
         state, metrics = forward(algorithm, state, now, chunks.record_every)
-        _raise_fault(algorithm, state)
+        raise_fault(algorithm, state)
         frames.append(_metrics_frame(metrics, done, chunks.record_every))
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
@@ -379,11 +377,11 @@ def _run(
     return TrainingResult(algorithm.policy(state), table, state, algorithm, shown)
 
 
-def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
+def _check_state(state: RunState, first: RunState, own: dict[str, int]) -> None:
     """Refuse the state of another run."""
-    theirs = np.asarray(state.fingerprint).reshape(-1, len(PARTS))[0]
-    for part, same in zip(PARTS, theirs == own, strict=True):
-        if not same:
+    theirs = np.asarray(state.fingerprint).reshape(-1, len(own))[0]
+    for part, found in zip(own, theirs, strict=True):
+        if found != own[part]:
             raise InputError(
                 f"resume_from: this state was saved with another {part}; give the {part} that it was "
                 "saved with, or leave resume_from out to start again"
@@ -436,23 +434,6 @@ def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
         f"have seen about {seen:.0f} of an episode's {horizon} periods, so little is learnt about the "
         f"others; give a larger {more}, more steps, or DirectEpisodes, which walks whole episodes",
         stacklevel=4,
-    )
-
-
-def _raise_fault(algorithm: Algorithm, state: RunState) -> None:
-    faults = np.asarray(state.fault).reshape(-1, 3)
-    bad = np.flatnonzero(faults[:, 0])
-    if len(bad) == 0:
-        return
-    run = int(bad[0])
-    kind, step, t = (int(x) for x in faults[run])
-    tasks = algorithm.tasks
-    task = (tasks[run] if tasks.members.ndim > 2 else tasks)[t]
-    whose = f" of run {run}" if len(faults) > 1 else ""
-    source = f" ({algorithm.scorer.__name__})" if "scorer" in FAULTS[kind] else ""
-    raise InputError(
-        f"step {step}{whose}, task {t} (entities {task.entities}): {FAULTS[kind]}{source}; training "
-        "stopped there, and scores and policy were left as before that step"
     )
 
 

@@ -32,14 +32,14 @@ def take(tree: Tree, index) -> Tree:
     # A program's arguments are numbers: what a slice leaves over is taken leaf by leaf.
     if isinstance(index, slice | tuple):
         return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), others)
-    return eqx.combine(one_of(arrays, index), others)
+    return eqx.combine(_one_of(arrays, index), others)
 
 
 @jax.jit
-def one_of(arrays: Tree, index) -> Tree:
+def _one_of(arrays: Tree, index) -> Tree:
     """One or some of a stack of arrays alone, by one program: each leaf would compile its own.
 
-    >>> one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
+    >>> _one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
     [4, 5]
     """
     return jax.tree.map(lambda leaf: leaf[index], arrays)

@@ -10,10 +10,10 @@ from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.learners.ppo import (
     PPO,
-    Experience,
-    advantages_over,
-    clipped_gain,
-    paired_values,
+    _advantages_over,
+    _clipped_gain,
+    _Experience,
+    _paired_values,
     roll_out,
 )
 from apportion.memory import Replay
@@ -75,7 +75,7 @@ def seen_of(rewards, terminated, truncated):
     observations = Observation(jnp.zeros((*after, 1, 1)), jnp.zeros(after))
     ended = jnp.asarray(terminated) | jnp.asarray(truncated)
     before = jnp.cumsum(ended, axis=1) - ended
-    return Experience(
+    return _Experience(
         observations, still, rewards, still, still, rewards, rewards, jnp.asarray(terminated),
         jnp.asarray(truncated), before == 0,
     )  # fmt: skip
@@ -86,8 +86,8 @@ def test_a_truncated_state_keeps_its_value_and_a_terminated_one_does_not():
     rewards = [[1.0, 1.0]]
     gamma = jnp.asarray(0.5)
     yes, no = [[False, True]], [[False, False]]
-    cut = advantages_over(values, seen_of(rewards, no, yes), gamma)
-    over = advantages_over(values, seen_of(rewards, yes, no), gamma)
+    cut = _advantages_over(values, seen_of(rewards, no, yes), gamma)
+    over = _advantages_over(values, seen_of(rewards, yes, no), gamma)
     assert cut[0].tolist() == pytest.approx([1 + 0.5 * (1 + 5) - 10, 1 + 5 - 10])
     assert over[0].tolist() == pytest.approx([1 + 0.5 * 1 - 10, 1 - 10])
 
@@ -95,7 +95,7 @@ def test_a_truncated_state_keeps_its_value_and_a_terminated_one_does_not():
 def test_the_paired_baseline_is_the_mean_return_of_the_rollouts_still_alive():
     no = [[False, False], [False, False]]
     seen = seen_of([[1.0, 3.0], [3.0, 9.0]], [[False, False], [True, False]], no)
-    values = paired_values(seen, jnp.asarray(0.5))
+    values = _paired_values(seen, jnp.asarray(0.5))
     assert values[0].tolist() == pytest.approx([(2.5 + 3.0) / 2, 3.0, 0.0])
 
 
@@ -139,5 +139,5 @@ def test_what_cannot_be_explored_or_paired_is_refused():
     ],
 )
 def test_a_gain_is_counted_up_to_the_clip_and_a_loss_in_full(ratio, advantage, gain):
-    found = clipped_gain(*(jnp.asarray(x, float) for x in (ratio, advantage, 0.2)))
+    found = _clipped_gain(*(jnp.asarray(x, float) for x in (ratio, advantage, 0.2)))
     assert float(found) == pytest.approx(gain, rel=1e-6)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-GRAPHS: dict[str, Any] = {
+_GRAPHS: dict[str, Any] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
@@ -36,10 +36,10 @@ def on_gpu() -> bool:
 
 @cache
 def as_graphs() -> dict[str, Any]:
-    """Those of `GRAPHS` that this JAX knows; without a GPU nothing is asked of the compiler."""
+    """Those of `_GRAPHS` that this JAX knows; without a GPU nothing is asked of the compiler."""
     if jax.default_backend() != "gpu":
         return {}
-    return {name: value for name, value in GRAPHS.items() if known(name, value)}
+    return {name: value for name, value in _GRAPHS.items() if known(name, value)}
 
 
 def known(option: str, value: Any) -> bool:

@@ -72,12 +72,12 @@ class LearningConstants:
             dimension=features.shape[1],
             feature_bound=float(np.linalg.norm(features, axis=1).max()),
             smallest_eigenvalue=max(float(np.linalg.eigvalsh(gram)[0]), 0.0),
-            approximation=approximation_error(mdp, features),
+            approximation=_approximation_error(mdp, features),
             mixing=-math.log(tau) if tau > 0 else math.inf,
         )
 
 
-def approximation_error(mdp: MDP, features: Features) -> float:
+def _approximation_error(mdp: MDP, features: Features) -> float:
     """E0 = sup over pi of inf_f ||f - V^pi||_{rho^pi}; V_max, which f = 0 reaches, where A^S is large."""
     if np.linalg.matrix_rank(features) == mdp.states:
         return 0.0

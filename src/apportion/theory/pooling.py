@@ -77,7 +77,7 @@ def draw_transitions(family: MDP, samples: int, *, seed: int = 0) -> pd.DataFram
 
 
 @dataclass(frozen=True)
-class Transitions:
+class _Transitions:
     """Samples of several finite tasks, a row each: tasks, states and actions by number."""
 
     task: Int[np.ndarray, " batch"]
@@ -89,7 +89,7 @@ class Transitions:
     """The tasks'."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> "Transitions":
+    def of(cls, frame: pd.DataFrame) -> "_Transitions":
         """The rows of a table; labels may be numbers or words."""
         missing = [column for column in _COLUMNS if column not in frame.columns]
         if missing:
@@ -155,7 +155,7 @@ class Transitions:
 
 
 @dataclass(frozen=True)
-class Cells:
+class _Cells:
     """Weighted counts, means and variances of the backups in every (task, state-action) cell.
 
     They are what tells tasks apart by their samples: a task's mean less the average task's is its
@@ -167,7 +167,7 @@ class Cells:
     variances: Float[np.ndarray, "resamples tasks cells"]
 
     @classmethod
-    def of(cls, weights, member, backups, shape) -> "Cells":
+    def of(cls, weights, member, backups, shape) -> "_Cells":
         n, first, second = (
             (member.T @ (weights * factor).T).T.reshape(-1, *shape)
             for factor in (1.0, backups, backups**2)
@@ -187,7 +187,7 @@ class Cells:
         return (weight * gap**2).sum(-1) / np.maximum((weight * present).sum(-1), 1e-12)
 
 
-def squared_errors(cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _squared_errors(cells: _Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Squared standard errors, task by task, on average over the state-action pairs: of each task's cell
     means, of the average task's, and of their difference.
     """
@@ -343,7 +343,7 @@ def should_pool(transitions: pd.DataFrame, *, gamma: float, resamples: int = 400
     """
     if not 0 < gamma < 1:
         raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
-    rows = Transitions.of(transitions)
+    rows = _Transitions.of(transitions)
     rows.check_recurrence()
     value = rows.pooled_value(gamma)
     backups = rows.reward + gamma * value[rows.next_state]
@@ -353,15 +353,15 @@ def should_pool(transitions: pd.DataFrame, *, gamma: float, resamples: int = 400
     member = sparse.csr_matrix(
         (np.ones(samples), (np.arange(samples), cell)), shape=(samples, np.prod(shape))
     )
-    cells = Cells.of(np.ones((1, samples)), member, backups, shape)
+    cells = _Cells.of(np.ones((1, samples)), member, backups, shape)
     counts = cells.counts[0]
     rng, again = np.random.default_rng(0), []
     # A few resamples at a time: their weights are as many as the samples.
     at_once = max(int(4e6) // samples, 1)
     for done in range(0, resamples, at_once):
         weights = rng.poisson(1.0, (min(at_once, resamples - done), samples)).astype(float)
-        again.append(Cells.of(weights, member, backups, shape).squared_distance(counts))
-    single, pool, of_difference = squared_errors(cells)
+        again.append(_Cells.of(weights, member, backups, shape).squared_distance(counts))
+    single, pool, of_difference = _squared_errors(cells)
     # The measured difference holds the noise once, a resampled one twice; both are taken off.
     squared = cells.squared_distance(counts)[0] - of_difference
     resampled = np.concatenate(again) - 2 * of_difference
