@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from apportion.errors import InputError
-from apportion.memory import read_before_write
+from apportion.kernels.gpu import read_before_write
 from apportion.priority import _LEAST_SCORE, Priority
 from learning import optimised
 

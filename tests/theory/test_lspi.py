@@ -134,10 +134,3 @@ def test_a_path_whose_move_is_certain_is_followed():
     ring = MDP(np.roll(np.eye(3), 1, axis=1)[None, None, :, None], np.ones((1, 1, 3, 1)), 0.5)
     moves = one_path(ring, np.zeros((1, 3), int), 30, np.random.default_rng(0))
     np.testing.assert_array_equal(moves.counts[0], 10 * np.roll(np.eye(3), 1, axis=1))
-
-
-def test_one_constant_feature_gives_the_mean_reward_of_the_policy():
-    found = learn(limit, np.ones((4, 1)), iterations=1)
-    average, policy = FAMILY.average(), found.policies[:, 0]
-    mean = (average.stationary(policy) * average.under(policy)[1]).sum(-1) / 0.3
-    np.testing.assert_allclose(found.values[:, 0], np.repeat(mean[:, None], 4, 1))

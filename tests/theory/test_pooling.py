@@ -101,18 +101,11 @@ def test_transitions_that_cannot_be_used_are_refused(changes, says):
         should_pool(draw_transitions(family(0.1), 2).assign(**changes), gamma=0.7)
 
 
-def test_states_that_never_recur_are_refused_and_binned_ones_are_not():
-    rng = np.random.default_rng(0)
-    rows = draw_transitions(family(0.1), 50)
-    continuous = rows.assign(
-        state=rng.normal(size=len(rows)), next_state=rng.normal(size=len(rows))
-    )
+def test_states_that_never_recur_are_refused():
+    rows, rng = draw_transitions(family(0.1), 50), np.random.default_rng(0)
+    continuous = rows.assign(state=rng.normal(size=len(rows)))
     with pytest.raises(InputError, match="400 different states in 400 rows, which hardly recur"):
         should_pool(continuous, gamma=0.7)
-    binned = continuous.assign(
-        state=continuous.state.round(), next_state=continuous.next_state.round()
-    )
-    assert should_pool(binned, gamma=0.7, resamples=20).tasks[0].single_error > 0
 
 
 def test_no_rows_no_column_and_a_discount_of_1_are_refused():
