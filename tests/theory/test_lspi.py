@@ -47,16 +47,6 @@ def test_long_paths_give_the_optimal_policy_and_its_value():
     assert np.abs(found.values[:, -1] - family.value(found.policies[:, -2])).max() < 0.1
 
 
-def test_exact_counts_give_policy_iterations_fixed_point():
-    family = random_family(states=6, actions=3, tasks=5, spread=1, gamma=0.8, seed=2)
-    visits = np.ones(family.reward.shape)
-    features = np.eye(18).reshape(6, 3, 18)
-    found = lspi_finite(visits, family.kernel, family.reward, features, 0.8, ridge=0.0)
-    policy, value = family.optimal()
-    np.testing.assert_allclose(found.action_values, family.backup(value), atol=1e-9)
-    assert (found.policy == policy).all()
-
-
 def test_lstd_q_from_counts_equals_lstd_q_from_the_samples():
     family = random_family(states=4, actions=2, tasks=1, spread=1, gamma=0.6, seed=5)
     rng = np.random.default_rng(3)
