@@ -17,6 +17,8 @@ import pytest
 from garages import STATIONS, WIRING, random_garage
 
 import apportion
+import apportion_charging
+import apportion_studies
 from apportion.composition import (
     Ensemble,
     EqualShares,
@@ -125,16 +127,17 @@ UNRECORDED = {Federation, ShownBest}
 
 
 def concrete(base):
-    """All classes of the package that can be made, whatever module they are in."""
-    for module in pkgutil.walk_packages(apportion.__path__, "apportion."):
-        # The edges need extras; what they bring has tests of its own.
-        if not module.name.startswith(("apportion.bridges", "apportion.__main__")):
-            importlib.import_module(module.name)
+    """All concrete classes of the three packages, whatever module they are in."""
+    for package in (apportion, apportion_charging, apportion_studies):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            # The edges need extras; what they bring has tests of its own.
+            if not module.name.startswith(("apportion.bridges", "apportion.__main__")):
+                importlib.import_module(module.name)
     found, waiting = set(), [base]
     while waiting:
         for kind in waiting.pop().__subclasses__():
             waiting.append(kind)
-            inside = kind.__module__.startswith("apportion.")
+            inside = kind.__module__.startswith(("apportion.", "apportion_"))
             if inside and not inspect.isabstract(kind) and "bridges" not in kind.__module__:
                 found.add(kind)
     return found

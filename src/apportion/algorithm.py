@@ -52,7 +52,7 @@ class Metrics(eqx.Module):
 
 
 class RunState(eqx.Module):
-    """Everything a run is at a step; the same state and the same key continue it bit for bit."""
+    """The complete state of a run; with the same key it continues bit for bit."""
 
     parameters: PyTree[Array]
     learner_state: PyTree[Array]
@@ -67,7 +67,7 @@ class RunState(eqx.Module):
 
 
 class Algorithm(eqx.Module):
-    """Algorithm 1 with everything chosen; `begin` and `advance` run it.
+    """All choices of Algorithm 1; `begin` and `advance` run it.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Algorithm(eqx.Module):
 
     @property
     def remembers(self) -> bool:
-        """Whether there is any use for memory."""
+        """Whether the learner reads batches or periods are acted."""
         return self.learner.periods > 0 or bool(self.replay.act_periods)
 
     def policy(self, state: RunState) -> Policy:
@@ -130,7 +130,7 @@ class Algorithm(eqx.Module):
         return {name: fingerprint(part) for name, part in parts.items()}
 
     def probabilities(self, state: RunState) -> Float[Array, "*runs tasks"]:
-        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        """Probability of each task to be drawn next (runs by tasks if there are several runs)."""
         of_run = self.priority.probabilities
         return (jax.vmap(of_run) if state.step.ndim else of_run)(state.priority_state)
 

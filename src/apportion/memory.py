@@ -1,9 +1,10 @@
 """Replay R_1..R_T: for each task the states it has seen, kept compactly, never as observations.
 
-A slot is one task's ring of `length` states; its last row is where the task's episode stands, so
-n_t is that row's period. With fewer slots than tasks the least recently used slot goes to a task
-that has none, and a task that comes back starts afresh: a million tasks cost 4 bytes each plus the
-slots. Where `length` is the whole episode, rows are periods.
+A slot is one task's ring of `length` states; its last row is the current state of the task's episode, so
+n_t is that row's period. With fewer slots than tasks the least recently used slot goes to a task without
+one, and an evicted task starts again: a million tasks cost 4 bytes each plus the slots. If `length` is
+the whole episode, rows are periods. All functions take a memory of None, which a learner without batches
+and acting has, and return it unchanged.
 """
 
 from collections.abc import Callable
@@ -108,7 +109,7 @@ class Batch(eqx.Module):
 
 
 class Memory(eqx.Module):
-    """All tasks' replay, and where each task's episode stands."""
+    """The replay of all tasks, and the current state of each task's episode."""
 
     states: State
     """(slots, length, ...) in every leaf."""
@@ -125,7 +126,7 @@ class Memory(eqx.Module):
         return self.periods.shape[1]
 
     def position(self, slot: Index) -> Index:
-        """n_t: the period at which the task's episode stands."""
+        """n_t: the current period of the task's episode."""
         return self.periods[slot, self._last(slot)]
 
     def current(self, slot: Index) -> State:

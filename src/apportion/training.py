@@ -1,7 +1,7 @@
-"""`train`: Algorithm 1 from a problem, tasks, a policy and a learner to a result that shows itself.
+"""`train`: run Algorithm 1 on a problem, tasks, a policy and a learner, and return a `TrainingResult`.
 
-This is the edge of the compiled loop: settings are checked before it, chunks of it are run, and at
-every chunk's end there is room for evaluation, progress, checkpoints and stopping.
+Settings are checked first. The compiled loop then runs in chunks; evaluation, progress, checkpoints and
+stopping happen at the end of each chunk.
 """
 
 import math
@@ -37,7 +37,7 @@ from apportion.trees import take
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a run stands at a chunk's end: what `on_chunk` is handed."""
+    """The state of a run at a chunk's end, as `on_chunk` receives it."""
 
     algorithm: Algorithm
     state: RunState
@@ -46,17 +46,17 @@ class Chunk:
     metrics: pd.DataFrame
     """The rows of this chunk; rewards in them are of the tasks that happened to be drawn."""
     measured: float | None = None
-    """Mean reward a period on fixed tasks, as `evaluate` has it; None where nothing is measured."""
+    """Mean reward per period on fixed tasks, by `evaluate`; None if nothing is measured."""
 
     @property
     def policy(self) -> Policy:
-        """The policy as it is now (stacked, where there are several runs)."""
+        """The current policy (stacked if there are several runs)."""
         return self.algorithm.policy(self.state)
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What training gives: the policy, the metrics, and the state to go on from."""
+    """The trained policy, the metrics, and the state to continue from."""
 
     policy: Policy
     metrics: pd.DataFrame
@@ -68,11 +68,11 @@ class TrainingResult:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        """Probability of each task to be drawn next (runs by tasks if there are several runs)."""
         return np.asarray(self.algorithm.probabilities(self.state))
 
     def summary(self) -> str:
-        """What training has changed: rewards on fixed tasks before and after it, and how it went."""
+        """Rewards on fixed tasks before and after training, and the metrics of its first and last tenth."""
         tasks = self.algorithm.tasks.count
         steps = int(np.max(np.asarray(self.state.step)))
         lines = [f"{steps} steps over {tasks} tasks"]
@@ -115,7 +115,7 @@ Resume = Callable[[RunState], RunState]
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a run is cut into compiled pieces, and who looks in between."""
+    """Chunk length, metrics interval and callback."""
 
     length: int = 500
     """Steps compiled as one program and run without coming back to Python."""
@@ -405,7 +405,7 @@ def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFra
 
 
 def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
-    """Say that nothing is being learnt where no update had a gradient."""
+    """Warn that nothing is being learnt if no update had a gradient."""
     if (metrics["gradient_norm"] == 0).all():
         problem, learner = type(algorithm.problem).__name__, type(algorithm.learner).__name__
         warnings.warn(
@@ -417,7 +417,7 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
 
 
 def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
-    """Say before training that batches will be of an episode's first periods alone."""
+    """Warn before training if batches will hold only the first periods of an episode."""
     replay, count, horizon = algorithm.replay, algorithm.tasks.count, algorithm.problem.horizon
     if not algorithm.learner.periods:
         return

@@ -75,7 +75,7 @@ class Gains:
         """Gains counted at `bound` or -`bound` at most: the claim is then about the mean of these.
 
         Choose it before you look, where what is beyond does not matter or does not happen. Losses beyond
-        it are told, and nothing is certified while they, counted in full, outweigh all gains.
+        it are reported, and nothing is certified while they, counted in full, outweigh all gains.
         """
         values = np.asarray(values, float)
         clipped = int((np.abs(values) > bound).sum())

@@ -183,7 +183,7 @@ def compare(first: np.ndarray, second: np.ndarray) -> Estimate:
 
 
 def over_rows_and_columns(table: np.ndarray) -> Estimate:
-    """The mean over a table of two crossed factors, such as experiments by years, both drawn anew.
+    """The mean over a table of two crossed factors, such as experiments by years, both sampled.
 
     What rows have in common, what columns have in common and what is left have a mean square each; the
     mean's variance is that of rows plus that of columns less what both count, and its degrees of freedom

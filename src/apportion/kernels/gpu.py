@@ -1,4 +1,4 @@
-"""What a GPU computes another way: whether one is meant, and how loops are compiled for it."""
+"""GPU detection, compiler options for GPUs, and a barrier that keeps reads before writes."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -18,8 +18,8 @@ _GRAPHS: dict[str, Any] = {
     # on the kernels that the compiler chose by timing them.
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
-"""What is asked of the compiler for a GPU: loops as recorded graphs, inner loops too, so that steps do
-not wait for the processor."""
+"""Compiler options for GPUs: loops run as recorded graphs, inner loops too, so that steps do not wait for
+the processor."""
 
 
 def on_gpu() -> bool:
@@ -36,7 +36,7 @@ def on_gpu() -> bool:
 
 @cache
 def as_graphs() -> dict[str, Any]:
-    """Those of `_GRAPHS` that this JAX knows; without a GPU nothing is asked of the compiler."""
+    """The options of `_GRAPHS` that this JAX knows; none without a GPU."""
     if jax.default_backend() != "gpu":
         return {}
     return {name: value for name, value in _GRAPHS.items() if known(name, value)}
@@ -56,7 +56,7 @@ def known(option: str, value: Any) -> bool:
 
 
 def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled as `as_graphs` says; all arguments but the first are given away."""
+    """Jit with GPU options; donates all arguments except the first."""
     # Its types leave out what it hands on to `jax.jit`.
     jit: Any = eqx.filter_jit
 
@@ -69,13 +69,12 @@ def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_before_write(read: Callable[[Int[Array, ""]], PyTree], index: Int[Array, ""]) -> PyTree:
-    """What `read(index)` gives, finished before anything that depends on it.
+    """Return `read(index)`, completed before any later write to the same buffers.
 
-    Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
-    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
-    GPU a barrier keeps them apart. On a processor it is gone before buffers are assigned:
-    there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
-    place; a GPU would pay a quarter of a small step for it.
+    Without it XLA fuses small reads into their uses, even after a write to the same buffer, and copies
+    the whole buffer at every step to do so: that is O(T). On a GPU an optimisation barrier prevents it.
+    On a CPU that barrier is removed before buffers are assigned, so the read runs in a loop of one round
+    whose length and index XLA cannot predict; on a GPU such a loop costs a quarter of a small step.
     """
     if on_gpu():
         return jax.lax.optimization_barrier(read(index))

@@ -339,7 +339,7 @@ def error_bound(
     family, task
         The tasks, along the leading axis, and the one to bound.
     samples, iterations
-        N, samples per task (the average MDP's path has N T of them, with the task drawn anew at
+        N, samples per task (the average MDP's path has N T of them, with the task drawn again at
         every step), and K, LSPI's iterations.
     mu, sigma, features
         Where errors and performance are measured, uniform unless given; phi(x), a row per state, one

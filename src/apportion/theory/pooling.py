@@ -382,7 +382,7 @@ def should_pool(transitions: pd.DataFrame, *, gamma: float, resamples: int = 400
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: int) -> Estimate:
     """A distance and its interval from its square, which noise may have carried below 0.
 
-    The interval is of resampled samples, of which there are many, and not of a few units.
+    The interval comes from resampled samples, which are many, and not from a few units.
     """
     low, high = interval(resampled)
     ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)
