@@ -41,7 +41,7 @@ from jaxtyping import install_import_hook
 # refuse bad input with a sentence of their own. Modules are imported when they are first asked for, so
 # the hook stays for as long as the tests run.
 CORE = (
-    *("algorithm", "composition", "gate", "learners", "memory", "policy", "priority", "recurrence"),
+    *("algorithm", "composition", "learners", "memory", "policy", "priority", "recurrence"),
     *("scorers", "simplex", "tasks", "training", "trees"),
 )
 DOMAINS = (

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from apportion import Direct, Recurrent, Replay, draw_tasks, split_entities, train_runs
+from apportion import Direct, Recurrent, Replay, draw_tasks, split_entities, train
 from apportion.certify.statistics import mean_over
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
@@ -42,14 +42,14 @@ def measure():
         own = [draw_tasks(seen, 5, count, seed=100 + run) for run in range(RUNS)]
         keys = jax.random.split(jax.random.key(1), RUNS)
         first = eqx.filter_vmap(lambda key: Recurrent(channels=2, hidden=8, key=key))(keys)
-        done = train_runs(
+        done = train(
             problem,
             stack(own),
             first,
             Direct(16, 1e-2),
             steps=600,
             replay=Replay(warm_up=32, act_periods=1),
-            keys=keys,
+            key=keys,
         )
         policies = [take(done.policy, run) for run in range(RUNS)]
         for place, gains in (

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from apportion.problem import evaluate
-from apportion.training import Chunks, train_runs
+from apportion.training import Chunks, train
 
 # What was shown under one seed is worth asking under others: PYTEST_SEED=3 make test.
 SEED = int(os.environ.get("PYTEST_SEED", "0"))
@@ -32,8 +32,8 @@ def train_seeds(problem, tasks, network, learner, *, steps, seeds=8, **options):
     """Policies of several seeds, stacked; `network` makes an untrained one from a key."""
     keys = jax.random.split(jax.random.key(SEED), seeds)
     policies = eqx.filter_jit(eqx.filter_vmap(network))(keys)
-    return train_runs(
-        problem, tasks, policies, learner, steps=steps, chunks=Chunks(steps), keys=keys, **options
+    return train(
+        problem, tasks, policies, learner, steps=steps, chunks=Chunks(steps), key=keys, **options
     ).policy
 
 

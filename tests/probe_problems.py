@@ -3,10 +3,9 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from apportion.domains.probes import Probe, Signal
-from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Mask, Scalar
 from apportion.tasks import Task
 
@@ -73,34 +72,3 @@ class SomeCarrySignal(Probe):
         """The mean of the largest of k uniform numbers on [-1, 1], k carriers in the task."""
         k = (self.carries(task) & task.mask).sum()
         return jnp.where(k > 0, (k - 1) / (k + 1), 0.0)
-
-
-class BacklogState(eqx.Module):
-    n: Int[Array, ""]
-    waiting: Float[Array, " entities"]
-    held: Float[Array, " entities"]
-
-
-class Backlog(Problem):
-    """What is not served waits, and is all that is seen: are states learnt from that come late?
-
-    Nothing waits at first, whoever gets nothing is soon behind, and only late in an episode is much.
-    """
-
-    universe: int = eqx.field(static=True, default=40)
-    horizon: int = eqx.field(static=True, default=48)
-
-    def reset(self, task, *, key):
-        zeros = jnp.zeros(task.width)
-        return BacklogState(jnp.zeros((), jnp.int32), zeros, task.mask / task.mask.sum())
-
-    def observe(self, task, state):
-        return Observation(state.waiting[:, None, None], state.held)
-
-    def step(self, task, state, allocation, *, key):
-        coming = jnp.where(task.mask, jnp.linspace(0.2, 1.8, self.universe)[task.members], 0.0)
-        coming = jnp.where(state.n < 8, coming.mean(), coming)
-        waiting = jax.nn.relu(state.waiting + coming - coming.sum() * allocation)
-        n = state.n + 1
-        following = BacklogState(n, waiting, allocation)
-        return Step(following, -waiting.mean(), jnp.array(False), n >= self.horizon)

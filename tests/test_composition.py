@@ -81,9 +81,9 @@ def _limited(policy, observation, most):
 
 
 def test_what_cannot_be_composed_is_refused():
-    with pytest.raises(InputError, match="eta is 1.5"):
+    with pytest.raises(InputError, match="trade_fraction is 1.5"):
         PartialTrading(EqualShares(), 1.5)
-    with pytest.raises(InputError, match="k is -1"):
+    with pytest.raises(InputError, match="trust is -1"):
         ShrunkToEqual(EqualShares(), -1)
     with pytest.raises(InputError, match="between 0 and 2"):
         LimitedTurnover(EqualShares(), 2.5)

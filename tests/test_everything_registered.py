@@ -17,6 +17,8 @@ import pytest
 from garages import STATIONS, WIRING, random_garage
 
 import apportion
+import apportion_charging
+import apportion_studies
 from apportion.composition import (
     Ensemble,
     EqualShares,
@@ -32,7 +34,6 @@ from apportion.domains.federated.settings import PPOSettings
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.market import Market
 from apportion.domains.probes import ShownBest
-from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head
@@ -61,7 +62,6 @@ POLICIES = {
     AggregationPolicy: lambda: awake(AggregationPolicy(CHANNELS, 4, key=KEY)),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
-    Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
     LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),
     PartialTrading: lambda: PartialTrading(recurrent(), 0.3),
     Pooled: lambda: awake(Pooled(CHANNELS, 4, key=KEY)),
@@ -121,62 +121,18 @@ OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_pri
 UNRECORDED = {Federation, ShownBest}
 
 
-def _wealth(market, shares, first):
-    """Log growth of money that is moved each day, commission paid on all that moves."""
-    close, rate = np.asarray(market.prices, float)[:, MEMBERS, 0], float(market.costs.rate)
-    money, paid = np.full(3, 1 / 3), []
-    for row, wanted in enumerate(shares, int(market.first)):
-        before = money.sum()
-        moved = np.abs(wanted * before - money).sum()
-        money = wanted * (before - rate * moved) * close[row] / close[row - 1]
-        paid.append(np.log(money.sum() / before))
-    return paid
-
-
-def _sales(budget, shares, first):
-    """Sales a campaign: goodwill that wears off and is bought, through a saturating response."""
-    goodwill, paid = np.asarray(first.goodwill, float)[:3], []
-    for row, bought in enumerate(shares, budget.window):
-        goodwill = np.asarray(budget.carry)[MEMBERS] * goodwill + bought
-        worth = np.asarray(budget.efficiency)[MEMBERS, row]
-        paid.append(np.mean(worth * goodwill / (goodwill + np.asarray(budget.saturation)[MEMBERS])))
-    return paid
-
-
-def _energy(charging, shares, first):
-    """KWh by car in an ideal garage: what is offered, at most what the car takes and what it lacks."""
-    day = jax.tree.map(np.asarray, charging.garage)
-    capacity, got, paid = float(first.capacity_kw), {}, []
-    for n, offer in enumerate(shares * capacity):
-        paid.append(0.0)
-        for station, kw in zip(MEMBERS, offer, strict=True):
-            for car in range(day.arrival.shape[2]):
-                here = (int(first.day), station, car)
-                if not day.arrival[here] <= n < day.departure[here]:
-                    continue
-                most = day.car_a[here] * WIRING.kw_per_a[station]
-                drawn = day.car_share[here] * min(kw, most)
-                drawn = min(drawn, 4 * (day.need_kwh[here] - got.get(here, 0)))
-                got[here] = got.get(here, 0) + drawn / 4
-                paid[-1] += drawn / 4
-    return paid
-
-
-# What each period pays, by arithmetic of its own: from the record, the shares and the first state.
-ACCOUNTS = {Budget: _sales, Charging: _energy, Market: _wealth}
-
-
 def concrete(base):
-    """All classes of the package that can be made, whatever module they are in."""
-    for module in pkgutil.walk_packages(apportion.__path__, "apportion."):
-        # The edges need extras; what they bring has tests of its own.
-        if not module.name.startswith(("apportion.bridges", "apportion.__main__")):
-            importlib.import_module(module.name)
+    """All concrete classes of the three packages, whatever module they are in."""
+    for package in (apportion, apportion_charging, apportion_studies):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            # The edges need extras; what they bring has tests of its own.
+            if not module.name.startswith(("apportion.bridges", "apportion.__main__")):
+                importlib.import_module(module.name)
     found, waiting = set(), [base]
     while waiting:
         for kind in waiting.pop().__subclasses__():
             waiting.append(kind)
-            inside = kind.__module__.startswith("apportion.")
+            inside = kind.__module__.startswith(("apportion.", "apportion_"))
             if inside and not inspect.isabstract(kind) and "bridges" not in kind.__module__:
                 found.add(kind)
     return found
@@ -186,7 +142,6 @@ def test_none_is_forgotten():
     # One that knows who the entities are, for comparison.
     assert concrete(Policy) == {*POLICIES, Plain}
     assert concrete(Problem) == set(PROBLEMS) == set(OTHER_FUTURE) | UNRECORDED
-    assert set(ACCOUNTS) == set(OTHER_FUTURE)
 
 
 def observation(seed):
@@ -217,6 +172,9 @@ def test_every_policy_is_equivariant_keeps_to_limits_and_ignores_padding(kind):
         order = np.random.default_rng(seed).permutation(M)
         permuted = np.asarray(policy(moved(seen, order), everyone))
         np.testing.assert_allclose(permuted, plain[order], atol=1e-5)
+        # What an absent entity shows changes no share.
+        loud = eqx.tree_at(lambda o: o.history, seen, seen.history.at[2].mul(100))
+        np.testing.assert_allclose(policy(loud, everyone), plain, atol=1e-5)
         # A stranger in a padded place gets nothing and changes nobody, however loud.
         stranger = np.append(np.arange(M), 1)
         padded = moved(seen, stranger)
@@ -268,10 +226,3 @@ def test_no_problem_shows_or_pays_what_has_not_happened(kind):
             np.testing.assert_array_equal(one[: n + 1], then[: n + 1])
         np.testing.assert_array_equal(rewards[:n], others[:n])
         assert not np.array_equal(rewards[n:], others[n:])
-
-
-@pytest.mark.parametrize("kind", ACCOUNTS, ids=lambda kind: kind.__name__)
-def test_every_recorded_problem_pays_what_its_record_says(kind):
-    problem, first, _, rewards, shares = lived(kind)
-    expected = ACCOUNTS[kind](problem, np.asarray(shares, float)[:, :3], first)
-    np.testing.assert_allclose(rewards, expected, rtol=1e-4, atol=1e-5)

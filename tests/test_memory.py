@@ -19,10 +19,7 @@ def start(tasks, **settings):
     return begin(PROBLEM, tasks, **(defaults | settings))
 
 
-begin, find_slot, assign_slot = map(
-    eqx.filter_jit, (replay.start, replay.find_slot, replay.assign_slot)
-)
-reset = eqx.filter_jit(PROBLEM.reset)
+begin, open_slot = map(eqx.filter_jit, (replay.start, replay.open_slot))
 
 
 def test_warm_up_fills_memory_with_the_states_of_equal_shares():
@@ -36,11 +33,9 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
     memory = start(tasks, slots=2)
     slots = []
     for step, t in enumerate([0, 1, 0, 2, 1, 0]):
-        slot = find_slot(memory, jnp.asarray(t, jnp.int32))
-        fresh = reset(tasks[t], key=KEY)
-        step = jnp.asarray(step, jnp.int32)
-        memory = assign_slot(memory, slot, jnp.asarray(t, jnp.int32), fresh, step)
-        slots.append(int(slot.index))
+        drawn, step = jnp.asarray([t, step], jnp.int32)
+        memory, slot = open_slot(memory, PROBLEM, tasks, drawn, step, key=KEY)
+        slots.append(int(slot))
     # 2 takes 1's slot (0 was used later), 1 takes 0's, 0 takes 2's.
     assert slots == [0, 1, 0, 1, 0, 1]
     assert np.asarray(memory.slot_of).tolist() == [1, 0, -1, -1, -1]

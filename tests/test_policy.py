@@ -106,20 +106,6 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
         assert_equivariant(careless, window=WINDOW, channels=CHANNELS)
 
 
-def test_an_absent_entity_is_no_more_than_padding():
-    # Of the two, the policy whose entities see each other.
-    policy, seen = jitted(Pooled), observe(10, 5)
-    limits = jnp.full(10, 0.3).at[jnp.array([2, 7])].set(0.0)
-    limited = Observation(seen.history, seen.held, limits)
-    shares = policy(limited, jnp.ones(10, bool))
-    stranger = Observation(seen.history.at[2].set(9.0), seen.held.at[7].set(0.4), limits)
-    assert np.asarray(policy(stranger, jnp.ones(10, bool))) == pytest.approx(
-        np.asarray(shares), abs=1e-6
-    )
-    without = Observation(seen.history, seen.held, jnp.full(10, 0.3))
-    assert np.asarray(policy(without, limits > 0)) == pytest.approx(np.asarray(shares), abs=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_empty_house_gets_nothing_and_teaches_nothing(kind):
     policy, seen = make(kind), observe(4, 1)

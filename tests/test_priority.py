@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from apportion.errors import InputError
-from apportion.memory import read_before_write
-from apportion.priority import LEAST_SCORE, Priority
+from apportion.kernels.gpu import read_before_write
+from apportion.priority import _LEAST_SCORE, Priority
 from learning import optimised
 
 FIRST = jax.device_put(np.int32(0))
@@ -79,7 +79,7 @@ def test_after_ten_thousand_updates_probabilities_and_weights_are_exact(total):
     state, tasks = after_updates(priority, total, values, seed=total)
     scores = np.ones(total)
     for t, value in zip(tasks, values.astype(np.float32), strict=True):
-        scores[t] = 0.2 * scores[t] + 0.8 * max(value, LEAST_SCORE)
+        scores[t] = 0.2 * scores[t] + 0.8 * max(value, _LEAST_SCORE)
     p, w = numpy_priority(scores, 0.7, 0.6)
     np.testing.assert_allclose(np.asarray(priority.probabilities(state)), p, rtol=1e-5)
     some = np.concatenate([tasks[:200], rng.integers(0, total, 200), [scores.argmin()]])
@@ -119,7 +119,7 @@ def test_alpha_zero_is_uniform_with_weights_of_one_and_no_score_falls_to_zero():
     assert np.asarray(priority.probabilities(state)) == pytest.approx(np.full(10, 0.1))
     assert (looks(priority, state, jnp.asarray(tasks[:401], jnp.int32)).weight == 1).all()
     state, _ = after_updates(Priority(smoothing=0.0), 10, np.zeros(10_000), seed=2)
-    assert np.asarray(state.scores) == pytest.approx(np.full(10, LEAST_SCORE))
+    assert np.asarray(state.scores) == pytest.approx(np.full(10, _LEAST_SCORE))
 
 
 @pytest.mark.parametrize(

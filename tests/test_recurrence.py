@@ -123,13 +123,6 @@ def test_double_precision_stays_double():
         assert_close(found, expected, 1e-12)
 
 
-def test_half_precision_stays_half_and_close_to_single():
-    runs = make_runs()
-    found = of_runs(by_kernel)(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), runs))
-    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(found))
-    assert_close(found, of_runs(reference)(runs), 0.05)
-
-
 def test_an_empty_window_leaves_the_state_at_zero():
     cell, _ = make()
     assert cell(jnp.zeros((3, 0, 3))).tolist() == np.zeros((3, 17)).tolist()

@@ -1,5 +1,5 @@
-from .certify.certificate import Gains as Gains
-from .gate import Gate as Gate
+from .certify.statistics import compare as compare
+from .composition import EqualShares as EqualShares
 from .learners.direct import Direct as Direct
 from .learners.direct import DirectEpisodes as DirectEpisodes
 from .learners.ppo import PPO as PPO
@@ -12,18 +12,19 @@ from .priority import Priority as Priority
 from .problem import Observation as Observation
 from .problem import Problem as Problem
 from .problem import Step as Step
-from .runs.checkpoint import load_state as load_state
+from .problem import check_problem as check_problem
+from .problem import evaluate as evaluate
 from .runs.checkpoint import save_state as save_state
 from .runs.export import export_policy as export_policy
 from .runs.folder import load_run as load_run
 from .runs.policy_file import load_policy as load_policy
 from .runs.policy_file import save_policy as save_policy
+from .simplex import Head as Head
 from .tasks import Task as Task
 from .tasks import draw_tasks as draw_tasks
 from .tasks import split_entities as split_entities
 from .training import Chunks as Chunks
 from .training import TrainingResult as TrainingResult
 from .training import train as train
-from .training import train_runs as train_runs
 
 __version__: str

@@ -5,28 +5,31 @@ updates s_t alone, then acts n_e more periods in t. P-MTL is `Priority()`, unifo
 `Priority(alpha=0)`, single-task learning is one task; independent runs are one `vmap`.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree, UInt32
 
 from apportion import memory as memories
-from apportion.learners.learner import Learner
-from apportion.memory import Batch, Memory, Replay, read_before_write
+from apportion.errors import InputError
+from apportion.learners.learner import Learner, Update
+from apportion.memory import Memory, Replay
 from apportion.policy import GaussianLogits, LogitPolicy, Policy
-from apportion.priority import Priority, PriorityState
-from apportion.problem import Problem
+from apportion.priority import Drawn, Priority, PriorityState
+from apportion.problem import Problem, State
 from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
 from apportion.simplex import on_simplex
 from apportion.tasks import Task
+from apportion.trees import fingerprint
 
 Index = Int[Array, ""]
 
 _BEFORE = 2**32 - 1  # the "step" whose key makes what there is before the first one
 
-PARTS = ("problem", "tasks", "learner", "key")
-"""What a run is made of: a state goes on with these and no others."""
-FAULTS = (
+_FAULTS = (
     "",
     "the loss or its gradient is not finite (does the problem's observation or reward hold NaN?)",
     "the policy's allocation is off the simplex",
@@ -49,7 +52,7 @@ class Metrics(eqx.Module):
 
 
 class RunState(eqx.Module):
-    """Everything a run is at a step; the same state and the same key continue it bit for bit."""
+    """The complete state of a run; with the same key it continues bit for bit."""
 
     parameters: PyTree[Array]
     learner_state: PyTree[Array]
@@ -58,13 +61,13 @@ class RunState(eqx.Module):
     key: PRNGKeyArray
     step: Index
     fault: Int[Array, " 3"]
-    """Kind (an index into FAULTS, 0 is none), step and task of the first thing that went wrong."""
+    """Kind (an index into `_FAULTS`, 0 is none), step and task of the first thing that went wrong."""
     fingerprint: UInt32[Array, " parts"]
-    """Fingerprints of what the run is made of (`PARTS`)."""
+    """Fingerprints of what the run is made of (`Algorithm.fingerprints`)."""
 
 
 class Algorithm(eqx.Module):
-    """Algorithm 1 with everything chosen; `begin` and `advance` run it.
+    """All choices of Algorithm 1; `begin` and `advance` run it.
 
     Parameters
     ----------
@@ -114,15 +117,20 @@ class Algorithm(eqx.Module):
 
     @property
     def remembers(self) -> bool:
-        """Whether there is any use for memory."""
+        """Whether the learner reads batches or periods are acted."""
         return self.learner.periods > 0 or bool(self.replay.act_periods)
 
     def policy(self, state: RunState) -> Policy:
         """The policy as it is at `state`."""
         return eqx.combine(state.parameters, self.skeleton)
 
+    def fingerprints(self, key: Key[Array, "*runs"]) -> dict[str, int]:
+        """Fingerprints of what a run is made of: a state continues with these and no others."""
+        parts = {"problem": self.problem, "tasks": self.tasks, "learner": self.learner, "key": key}
+        return {name: fingerprint(part) for name, part in parts.items()}
+
     def probabilities(self, state: RunState) -> Float[Array, "*runs tasks"]:
-        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        """Probability of each task to be drawn next (runs by tasks if there are several runs)."""
         of_run = self.priority.probabilities
         return (jax.vmap(of_run) if state.step.ndim else of_run)(state.priority_state)
 
@@ -148,7 +156,8 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
         key,
         jnp.zeros((), jnp.int32),
         jnp.zeros(3, jnp.int32),
-        jnp.zeros(len(PARTS), jnp.uint32),
+        # Filled in by `train`: fingerprints are of arrays, which a compiled program does not see.
+        jnp.zeros(4, jnp.uint32),
     )
 
 
@@ -174,58 +183,70 @@ def advance(
 
 def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     """One round of the paper's loop."""
-    problem, learner, priority = algorithm.problem, algorithm.learner, algorithm.priority
-    # The step's number makes its keys: a resumed run needs no other memory of its randomness.
-    draw_key, reset_key, sample_key, update_key, act_key = jax.random.split(
-        jax.random.fold_in(state.key, state.step), 5
+    problem, replay, policy = algorithm.problem, algorithm.replay, algorithm.policy(state)
+    # The step's number makes its keys: a resumed run needs no other record of its randomness.
+    keys = jax.random.split(jax.random.fold_in(state.key, state.step), 5)
+    draw_key, reset_key, sample_key, update_key, act_key = keys
+
+    # 1. Draw a task t ~ p.
+    drawn = algorithm.priority.draw(state.priority_state, state.step, key=draw_key)
+    task = algorithm.tasks[drawn.task]
+
+    # 2. Draw a batch B_t from the task's memory R_t.
+    memory, slot = memories.open_slot(
+        state.memory, problem, algorithm.tasks, drawn.task, state.step, key=reset_key
     )
-    policy = algorithm.policy(state)
+    batch = memories.sample(
+        memory, slot, algorithm.learner.periods,
+        horizon=problem.horizon, recency=replay.recency, key=sample_key,
+    )  # fmt: skip
 
-    chances, memory, slot, batch = state.priority_state, state.memory, None, None
-
-    def draw(number):
-        drawn = priority.draw(chances, number, key=draw_key)
-        return drawn, None if memory is None else memories.find_slot(memory, drawn.task)
-
-    drawn, found = read_before_write(draw, state.step)
-    t = drawn.task
-    task = algorithm.tasks[t]
-    if memory is not None and found is not None:
-        fresh = problem.reset(task, key=reset_key)
-        memory, slot = memories.assign_slot(memory, found, t, fresh, state.step), found.index
-        batch = _sample(algorithm, memory, slot, sample_key) if learner.periods else None
-    update = learner.update(
+    # 3. Update the policy with the loss weighted by w_t.
+    update = algorithm.learner.update(
         problem, task, batch, policy, state.learner_state, drawn.weight, key=update_key
     )
 
+    # 4. Score the task by its batch: s_t <- smoothing s_t + (1 - smoothing) scorer(B_t).
     value = algorithm.scorer(update.evidence)
-    kind = _fault(update.evidence, value)
-    sound = (kind == 0) & (state.fault[0] == 0)
-    policy = _keep_if(sound, update.policy, policy)
-    # A faulty value is replaced by the task's own score, which leaves that score as it was.
-    chances = priority.update(chances, drawn, jnp.where(sound, value, drawn.score))
+    kept = _undo_if_faulty(state, drawn, policy, update, value)
+    priority_state = algorithm.priority.update(state.priority_state, drawn, kept.value)
 
-    if memory is not None and slot is not None:
-        if batch is not None and update.new_states is not None:
-            memory = memories.rewrite(memory, slot, batch, update.new_states, sound)
-        if algorithm.replay.act_periods:
-            memory = _act(algorithm, policy, task, memory, slot, sound, act_key)
+    # 5. Act n_e more periods from n_t on, and store the states.
+    memory = memories.rewrite(memory, slot, batch, update.new_states)
+    choose = _explored(problem, task, kept.policy, algorithm.explore)
+    memory = memories.act(memory, slot, problem, task, choose, replay, key=act_key)
 
-    first_fault = jnp.where(
-        (state.fault[0] == 0) & (kind > 0), jnp.stack([kind, state.step, t]), state.fault
-    )
     following = RunState(
-        eqx.filter(policy, eqx.is_array),
-        _keep_if(sound, update.state, state.learner_state),
-        chances,
+        eqx.filter(kept.policy, eqx.is_array),
+        kept.learner_state,
+        priority_state,
         memory,
         state.key,
         state.step + 1,
-        first_fault,
+        kept.fault,
         state.fingerprint,
     )
-    evidence = update.evidence
-    return following, Metrics(
+    return following, _metrics(drawn, update.evidence)
+
+
+def _explored(
+    problem: Problem, task: Task, policy: Policy, explore: GaussianLogits | None
+) -> Callable[[State, PRNGKeyArray], Float[Array, " entities"]]:
+    """The policy with exploration noise, as a function of a state and a key."""
+
+    def choose(state, key):
+        observation = problem.observe(task, state)
+        if explore is None or not isinstance(policy, LogitPolicy):
+            return policy(observation, task.mask)
+        logits = policy.observed_logits(observation, task.mask)
+        here = observation.present(task.mask)
+        return policy.head(explore.sample(logits, here, key=key), here, observation.bounds)
+
+    return choose
+
+
+def _metrics(drawn: Drawn, evidence: Evidence) -> Metrics:
+    return Metrics(
         drawn.task,
         evidence.loss,
         evidence.mean(evidence.rewards),
@@ -237,63 +258,37 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     )
 
 
-def _sample(algorithm: Algorithm, memory: Memory, slot: Index, key: PRNGKeyArray) -> Batch:
-    """The batch B_t out of the drawn task's memory."""
+class _Kept(eqx.Module):
+    """What a step leaves behind: the update's results, or those of before if the run has a fault."""
 
-    def read(slot):
-        return memories.sample(
-            memory,
-            slot,
-            algorithm.learner.periods,
-            horizon=algorithm.problem.horizon,
-            recency=algorithm.replay.recency,
-            key=key,
-        )
-
-    return read_before_write(read, slot)
+    policy: Policy
+    learner_state: PyTree[Array]
+    value: Float[Array, ""]
+    fault: Int[Array, " 3"]
 
 
-def _act(
-    algorithm: Algorithm,
-    policy: Policy,
-    task: Task,
-    memory: Memory,
-    slot: Index,
-    sound: Bool[Array, ""],
-    key: PRNGKeyArray,
-) -> Memory:
-    """From n_t on, n_e periods with the current policy and exploration noise, storing what is seen."""
-    problem, explore = algorithm.problem, algorithm.explore
+def _undo_if_faulty(
+    state: RunState, drawn: Drawn, policy: Policy, update: Update, value: Float[Array, ""]
+) -> _Kept:
+    """Undo an update that ran into a fault, and all that follow it; record the first fault."""
+    kind, before = _fault(update.evidence, value), state.fault[0] > 0
+    sound = (kind == 0) & ~before
 
-    def choose(state, key):
-        observation = problem.observe(task, state)
-        if explore is None or not isinstance(policy, LogitPolicy):
-            return policy(observation, task.mask)
-        logits, here = (
-            policy.observed_logits(observation, task.mask),
-            observation.present(task.mask),
-        )
-        return policy.head(explore.sample(logits, here, key=key), here, observation.bounds)
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(sound, a, b) if eqx.is_array(a) else a, new, old)
 
-    def period(carry, key):
-        state, n = carry
-        noise_key, step_key = jax.random.split(key)
-        following = memories.move_on(problem, task, state, n, choose(state, noise_key), step_key)
-        return following, following
-
-    here = read_before_write(lambda slot: (memory.current(slot), memory.position(slot)), slot)
-    keys = jax.random.split(key, algorithm.replay.act_periods or 0)
-    _, (states, periods) = jax.lax.scan(period, here, keys)
-    acted = jnp.broadcast_to(sound, periods.shape)
-    if algorithm.replay.stops:
-        # Period 0 is where the next episode begins: nothing after it is acted.
-        begun = jnp.cumsum(periods == 0)
-        acted = acted & (begun - (periods == 0) == 0)
-    return memories.store(memory, slot, states, periods, acted)
+    here = jnp.stack([kind, state.step, drawn.task])
+    return _Kept(
+        keep(update.policy, policy),
+        keep(update.state, state.learner_state),
+        # The task's own score as the value leaves that score unchanged.
+        jnp.where(sound, value, drawn.score),
+        jnp.where(~before & (kind > 0), here, state.fault),
+    )
 
 
 def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
-    """Which of FAULTS a step ran into, the root cause first."""
+    """Which of `_FAULTS` a step ran into, the root cause first."""
     # Where limits leave a remainder, equal shares within them leave the same one.
     available = evidence.equal.sum(-1)
     sound = on_simplex(evidence.allocations, evidence.mask, total=available) | ~evidence.valid
@@ -308,5 +303,19 @@ def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
     return jnp.where(found.any(), jnp.argmax(found) + 1, 0).astype(jnp.int32)
 
 
-def _keep_if(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)
+def raise_fault(algorithm: Algorithm, state: RunState) -> None:
+    """Raise an `InputError` about the first fault that a run has met, if there is one."""
+    faults = np.asarray(state.fault).reshape(-1, 3)
+    bad = np.flatnonzero(faults[:, 0])
+    if len(bad) == 0:
+        return
+    run = int(bad[0])
+    kind, step, t = (int(x) for x in faults[run])
+    tasks = algorithm.tasks
+    task = (tasks[run] if tasks.members.ndim > 2 else tasks)[t]
+    whose = f" of run {run}" if len(faults) > 1 else ""
+    source = f" ({algorithm.scorer.__name__})" if "scorer" in _FAULTS[kind] else ""
+    raise InputError(
+        f"step {step}{whose}, task {t} (entities {task.entities}): {_FAULTS[kind]}{source}; training "
+        "stopped there, and scores and policy were left as before that step"
+    )

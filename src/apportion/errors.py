@@ -1,4 +1,4 @@
-"""The one exception for what the user can fix, and how the reasons of others are told in it."""
+"""`InputError`, the one exception for what the user can fix. Not of the paper; used everywhere."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    r"""An error's reason in one line; some have none but their name.
+    r"""The first line of an error's message, or the error's name if it has no message.
 
     >>> first_line(MemoryError()), first_line(ValueError("no number.\nsee below"))
     ('MemoryError', 'no number')
@@ -20,7 +20,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def reading(path: object, way_out: str) -> Generator[None]:
-    """Whatever goes wrong with a user's file in the block is told in one sentence, with a way out."""
+    """Convert any exception in the block into a one-line `InputError` about the file."""
     try:
         yield
     except InputError:

@@ -1,9 +1,10 @@
 """Replay R_1..R_T: for each task the states it has seen, kept compactly, never as observations.
 
-A slot is one task's ring of `length` states; its last row is where the task's episode stands, so
-n_t is that row's period. With fewer slots than tasks the least recently used slot goes to a task
-that has none, and a task that comes back starts afresh: a million tasks cost 4 bytes each plus the
-slots. Where `length` is the whole episode, rows are periods.
+A slot is one task's ring of `length` states; its last row is the current state of the task's episode, so
+n_t is that row's period. With fewer slots than tasks the least recently used slot goes to a task without
+one, and an evicted task starts again: a million tasks cost 4 bytes each plus the slots. If `length` is
+the whole episode, rows are periods. All functions take a memory of None, which a learner without batches
+and acting has, and return it unchanged.
 """
 
 from collections.abc import Callable
@@ -12,17 +13,17 @@ from dataclasses import dataclass, replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
-from apportion.kernels.gpu import on_gpu
+from apportion.kernels.gpu import read_before_write
 from apportion.problem import Problem, State, equal_allocation
 from apportion.tasks import Task
 
 Index = Int[Array, ""]
 
 
-LONGEST = 1024
+_MAX_DEFAULT_LENGTH = 1024
 """States a task's memory keeps where an episode is longer and nothing else was asked for."""
 
 
@@ -30,13 +31,15 @@ LONGEST = 1024
 class Replay:
     """How each task's memory is filled and read: step 2 and step 5 of Algorithm 1.
 
-    What is left at None is filled in for the problem and the learner, so that memory covers the episodes
-    that the policy will meet.
+    What is None depends on the problem and the learner (`fitted`): memory then covers the episodes that
+    the policy will meet. `Replay.paper()` has the paper's values.
 
     Examples
     --------
     >>> Replay().fitted(horizon=50, batch=32, tasks=30)
     Replay(length=50, slots=4096, warm_up=50, recency=0.0, act_periods=16, stops=False)
+    >>> Replay.paper().fitted(horizon=50, batch=32, tasks=30)
+    Replay(length=50, slots=4096, warm_up=0, recency=5e-05, act_periods=10, stops=True)
     """
 
     length: int | None = None
@@ -50,9 +53,21 @@ class Replay:
     """How strongly batches favour recent states (see `sample`)."""
     act_periods: int | None = None
     """n_e, the periods acted in the drawn task after each update; by default half a batch, and none for a
-    learner that makes its own rollouts. The paper's is 1."""
+    learner that makes its own rollouts. The paper gives no value."""
     stops: bool = False
     """Acting stops at an episode's end, and the next one begins at the next update; else it goes on."""
+
+    @classmethod
+    def paper(cls, act_periods: int = 10) -> "Replay":
+        """Algorithm 1 as printed: memory starts empty, acting alone fills it and stops at an episode's end.
+
+        Parameters
+        ----------
+        act_periods
+            n_e. The paper gives no value; 10 is that of the study `literal`. The paper takes the
+            geometric distribution of batches from Jiang et al. (2017), and so does `recency`.
+        """
+        return cls(warm_up=0, recency=5e-5, act_periods=act_periods, stops=True)
 
     def fitted(self, *, horizon: int, batch: int, tasks: int) -> "Replay":
         """With everything filled in and checked, for batches of so many periods of so many tasks."""
@@ -60,7 +75,7 @@ class Replay:
         if acted < 0:
             raise InputError(f"act_periods is {acted}; it counts periods, so >= 0")
         needed = max(batch, acted, 1)
-        default = max(min(horizon, LONGEST), needed, self.warm_up or 0)
+        default = max(min(horizon, _MAX_DEFAULT_LENGTH), needed, self.warm_up or 0)
         length = default if self.length is None else self.length
         walked = min(horizon, length) if batch and tasks <= self.slots else 0
         warm_up = walked if self.warm_up is None else self.warm_up
@@ -94,7 +109,7 @@ class Batch(eqx.Module):
 
 
 class Memory(eqx.Module):
-    """All tasks' replay, and where each task's episode stands."""
+    """The replay of all tasks, and the current state of each task's episode."""
 
     states: State
     """(slots, length, ...) in every leaf."""
@@ -111,7 +126,7 @@ class Memory(eqx.Module):
         return self.periods.shape[1]
 
     def position(self, slot: Index) -> Index:
-        """n_t: the period at which the task's episode stands."""
+        """n_t: the current period of the task's episode."""
         return self.periods[slot, self._last(slot)]
 
     def current(self, slot: Index) -> State:
@@ -155,7 +170,7 @@ def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
     def period(carry, key):
         state, n = carry
         equal = equal_allocation(problem, task, state)
-        following = move_on(problem, task, state, n, equal, key)
+        following = _move_on(problem, task, state, n, equal, key)
         return following, (state, n)
 
     first_key, walk_key = jax.random.split(key)
@@ -164,7 +179,7 @@ def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
     return seen
 
 
-def move_on(problem: Problem, task: Task, state: State, n: Index, allocation, key):
+def _move_on(problem: Problem, task: Task, state: State, n: Index, allocation, key):
     """Step once; at the end of the episode go back to a first state and period 0."""
     step_key, reset_key = jax.random.split(key)
     step = problem.step(task, state, allocation, key=step_key)
@@ -174,64 +189,74 @@ def move_on(problem: Problem, task: Task, state: State, n: Index, allocation, ke
     return state, jnp.where(ended, 0, n + 1)
 
 
-class Slot(eqx.Module):
-    """Where a task's memory is, or is going to be."""
+def open_slot(
+    memory: Memory | None,
+    problem: Problem,
+    tasks: Task,
+    drawn: Index,
+    step: Index,
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Memory | None, Index]:
+    """The drawn task's slot; a task without one takes the least recently used and starts there."""
+    if memory is None or memory.owner.shape[0] == memory.slot_of.shape[0]:
+        return memory, drawn
+    kept = memory
 
-    index: Index
-    absent: Bool[Array, ""]
-    """The task has no slot yet, and takes this one over."""
-    evicted: Index
-    """The task that had it before, or -1."""
-    first: PyTree[Array]
-    """The slot's first state and its period, and how many states it has stored."""
+    def find(drawn):
+        known = kept.slot_of[drawn]
+        slot = jnp.where(known < 0, jnp.argmin(kept.used).astype(known.dtype), known)
+        state = jax.tree.map(lambda leaf: leaf[slot, 0], kept.states)
+        return slot, known < 0, kept.owner[slot], (state, kept.periods[slot, 0], kept.count[slot])
 
-
-def find_slot(memory: Memory, task: Index) -> Slot:
-    """The slot of a task, or else the least recently used one."""
-    if memory.owner.shape[0] == memory.slot_of.shape[0]:
-        return Slot(task, jnp.array(False), task, ())
-    known = memory.slot_of[task]
-    absent = known < 0
-    slot = jnp.where(absent, jnp.argmin(memory.used).astype(known.dtype), known)
-    state = jax.tree.map(lambda leaf: leaf[slot, 0], memory.states)
-    first = (state, memory.periods[slot, 0], memory.count[slot])
-    return Slot(slot, absent, memory.owner[slot], first)
-
-
-def assign_slot(memory: Memory, slot: Slot, task: Index, fresh: State, step: Index) -> Memory:
-    """Give the slot to the task; a task that had none starts there at its `fresh` state."""
-    if memory.owner.shape[0] == memory.slot_of.shape[0]:
-        return memory
-    index = slot.index
-    afresh = (fresh, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+    slot, absent, owner, before = read_before_write(find, drawn)
+    fresh = problem.reset(tasks[drawn], key=key)
     state, period, count = jax.tree.map(
-        lambda new, old: jnp.where(slot.absent, new, old), afresh, slot.first
+        lambda new, old: jnp.where(absent, new, old),
+        (fresh, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)),
+        before,
     )
-    # An index outside is dropped: nobody is evicted.
-    evicted = jnp.where(slot.absent & (slot.evicted >= 0), slot.evicted, memory.slot_of.shape[0])
-    return Memory(
-        jax.tree.map(lambda leaf, new: leaf.at[index, 0].set(new), memory.states, state),
-        memory.periods.at[index, 0].set(period),
-        memory.count.at[index].set(count),
-        memory.slot_of.at[evicted].set(-1, mode="drop").at[task].set(index),
-        memory.owner.at[index].set(task),
-        memory.used.at[index].set(step),
+    # An index outside is dropped: no task is evicted.
+    evicted = jnp.where(absent & (owner >= 0), owner, kept.slot_of.shape[0])
+    opened = Memory(
+        jax.tree.map(lambda leaf, new: leaf.at[slot, 0].set(new), kept.states, state),
+        kept.periods.at[slot, 0].set(period),
+        kept.count.at[slot].set(count),
+        kept.slot_of.at[evicted].set(-1, mode="drop").at[drawn].set(slot),
+        kept.owner.at[slot].set(drawn),
+        kept.used.at[slot].set(step),
     )
+    return opened, slot
 
 
 def sample(
-    memory: Memory, slot: Index, periods: int, *, horizon: int, recency: float, key: PRNGKeyArray
-) -> Batch:
+    memory: Memory | None,
+    slot: Index,
+    periods: int,
+    *,
+    horizon: int,
+    recency: float,
+    key: PRNGKeyArray,
+) -> Batch | None:
     """`periods` consecutive states, their first drawn from a truncated geometric that favours the
-    recent: the chance falls by the factor 1 - recency for each period further back.
+    recent: the chance falls by the factor 1 - recency for each period further back. None for a learner
+    that reads no batch.
     """
+    if memory is None or periods == 0:
+        return None
+    return read_before_write(lambda slot: _read(memory, slot, periods, horizon, recency, key), slot)
+
+
+def _read(
+    memory: Memory, slot: Index, periods: int, horizon: int, recency: float, key: PRNGKeyArray
+) -> Batch:
     length = memory.length
     filled = jnp.minimum(memory.count[slot], length)
     # A ring shorter than the episode is ordered by age; one that holds it whole, by period.
     oldest = jnp.where(memory.count[slot] > length, memory.count[slot] % length, 0)
     base = oldest if length < horizon else jnp.zeros_like(oldest)
     latest = jnp.maximum(filled - periods, 0)
-    offset = latest - truncated_geometric(latest, recency, key=key)
+    offset = latest - _truncated_geometric(latest, recency, key=key)
     places = offset + jnp.arange(periods, dtype=jnp.int32)
     rows = (base + places) % length
     valid = places < filled
@@ -241,7 +266,7 @@ def sample(
     return Batch(states, rows, valid, valid & follows)
 
 
-def truncated_geometric(highest: Index, recency: float, *, key: PRNGKeyArray) -> Index:
+def _truncated_geometric(highest: Index, recency: float, *, key: PRNGKeyArray) -> Index:
     """A whole number in 0..highest with P(k) proportional to (1 - recency)^k, in closed form."""
     uniform = jax.random.uniform(key)
     if recency == 0:
@@ -253,49 +278,52 @@ def truncated_geometric(highest: Index, recency: float, *, key: PRNGKeyArray) ->
 
 
 def rewrite(
-    memory: Memory, slot: Index, batch: Batch, states: State, enabled: Bool[Array, ""]
-) -> Memory:
-    """Replace the batch's linked rows by the states that today's policy arrives at."""
-    rows = jnp.where(batch.linked & enabled, batch.rows, memory.length)
+    memory: Memory | None, slot: Index, batch: Batch | None, states: State | None
+) -> Memory | None:
+    """Replace the batch's linked rows by the states that today's policy arrives at, if there are any."""
+    if memory is None or batch is None or states is None:
+        return memory
+    rows = jnp.where(batch.linked, batch.rows, memory.length)
     put = jax.tree.map(
         lambda leaf, new: leaf.at[slot, rows].set(new, mode="drop"), memory.states, states
     )
     return eqx.tree_at(lambda m: m.states, memory, put)
 
 
-def store(
-    memory: Memory,
+def act(
+    memory: Memory | None,
     slot: Index,
-    states: State,
-    periods: Int[Array, " time"],
-    enabled: Bool[Array, " time"],
-) -> Memory:
-    """Append states, all or the first few that are enabled; the last is where the episode now stands."""
-    count, length = memory.count[slot], periods.shape[0]
-    rows = (count + jnp.arange(length, dtype=jnp.int32)) % memory.length
-    rows = jnp.where(enabled, rows, memory.length)
+    problem: Problem,
+    task: Task,
+    choose: Callable[[State, PRNGKeyArray], Float[Array, " entities"]],
+    replay: Replay,
+    *,
+    key: PRNGKeyArray,
+) -> Memory | None:
+    """From n_t on, n_e periods with the allocations that `choose` makes, storing the states reached."""
+    if memory is None or not replay.act_periods:
+        return memory
+
+    def period(carry, key):
+        state, n = carry
+        noise_key, step_key = jax.random.split(key)
+        following = _move_on(problem, task, state, n, choose(state, noise_key), step_key)
+        return following, following
+
+    here = read_before_write(lambda slot: (memory.current(slot), memory.position(slot)), slot)
+    _, (states, periods) = jax.lax.scan(period, here, jax.random.split(key, replay.act_periods))
+    acted = jnp.ones(periods.shape, bool)
+    if replay.stops:
+        # Period 0 is the start of the next episode: nothing after it is acted.
+        begun = jnp.cumsum(periods == 0)
+        acted = begun - (periods == 0) == 0
+    count = memory.count[slot]
+    rows = (count + jnp.arange(replay.act_periods, dtype=jnp.int32)) % memory.length
+    rows = jnp.where(acted, rows, memory.length)
     put = jax.tree.map(
         lambda leaf, seen: leaf.at[slot, rows].set(seen, mode="drop"),
         (memory.states, memory.periods),
         (states, periods),
     )
-    count = memory.count.at[slot].add(enabled.sum(dtype=count.dtype))
+    count = memory.count.at[slot].add(acted.sum(dtype=count.dtype))
     return eqx.tree_at(lambda m: (m.states, m.periods, m.count), memory, (*put, count))
-
-
-def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
-    """What `read(index)` gives, finished before anything that depends on it.
-
-    Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
-    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
-    GPU a barrier keeps them apart. On a processor it is gone before buffers are assigned:
-    there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
-    place; a GPU would pay a quarter of a small step for it.
-    """
-    if on_gpu():
-        return jax.lax.optimization_barrier(read(index))
-    blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
-    rounds = jnp.where(index < 0, 2, 1)
-    return jax.lax.fori_loop(
-        0, rounds, lambda i, _: read(index + jnp.minimum(i, 0).astype(index.dtype)), blank
-    )

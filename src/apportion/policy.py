@@ -215,7 +215,7 @@ def largest(values: Float[Array, "*rows entities"]) -> Float[Array, "*rows"]:
 @largest.defjvp
 def _largest_moves(primals, tangents):
     # By place: JAX's own rule asks who equals the maximum, and where the compiler computes the values
-    # twice they may differ in the last bit, so that nobody does, and the gradient is 0 / 0.
+    # twice they may differ in the last bit, so that none does, and the gradient is 0 / 0.
     (values,), (moved,) = primals, tangents
     place = jnp.argmax(values, -1)[..., None]
     return largest(values), jnp.take_along_axis(moved, place, -1)[..., 0]

@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
+from apportion.kernels.gpu import read_before_write
 
-BRANCHING = 128
-LEAST_SCORE = 1e-6
+_BRANCHING = 128
+_LEAST_SCORE = 1e-6
 """Scores are clipped here from below: no task dies, and no weight is infinite."""
 
 Index = Int[Array, ""]
@@ -68,16 +69,16 @@ class SumMinTree(eqx.Module):
             upto = jnp.cumsum(children)
             place = jnp.sum(upto <= uniform * upto[-1])
             # Rounding may step past the last child that has mass; it never may leave it.
-            last = BRANCHING - 1 - jnp.argmax(children[::-1] > 0)
-            block = block * BRANCHING + jnp.minimum(place, last).astype(jnp.int32)
+            last = _BRANCHING - 1 - jnp.argmax(children[::-1] > 0)
+            block = block * _BRANCHING + jnp.minimum(place, last).astype(jnp.int32)
         return block
 
     def path(self, leaf: Index) -> "SumMinTree":
         """The blocks from a leaf up to the root: all that a change of the leaf touches."""
-        block = leaf // BRANCHING
+        block = leaf // _BRANCHING
         bottom, sums, leasts = self.leaves[block], [], []
         for level_sums, level_leasts in zip(self.sums, self.leasts, strict=True):
-            block = block // BRANCHING
+            block = block // _BRANCHING
             sums.append(level_sums[block])
             leasts.append(level_leasts[block])
         return SumMinTree(
@@ -86,13 +87,13 @@ class SumMinTree(eqx.Module):
 
     def put(self, leaf: Index, value: Scalar, path: "SumMinTree") -> "SumMinTree":
         """Change one leaf, given its path as it was: blocks are written, and none is read."""
-        block, place = leaf // BRANCHING, leaf % BRANCHING
+        block, place = leaf // _BRANCHING, leaf % _BRANCHING
         row = path.leaves[0].at[place].set(value)
         leaves = self.leaves.at[block].set(row)
         total, least = row.sum(), _least(row[None])[0]
         sums, leasts = [], []
         for k in range(len(self.sums)):
-            block, place = block // BRANCHING, block % BRANCHING
+            block, place = block // _BRANCHING, block % _BRANCHING
             sum_row = path.sums[k][0].at[place].set(total)
             least_row = path.leasts[k][0].at[place].set(least)
             sums.append(self.sums[k].at[block].set(sum_row))
@@ -102,9 +103,9 @@ class SumMinTree(eqx.Module):
 
 
 def _blocks(row: Float[Array, " places"], neutral: float) -> Float[Array, "blocks children"]:
-    blocks = -(-row.shape[0] // BRANCHING)
-    filler = jnp.full((blocks * BRANCHING - row.shape[0],), neutral, row.dtype)
-    return jnp.concatenate([row, filler]).reshape(blocks, BRANCHING)
+    blocks = -(-row.shape[0] // _BRANCHING)
+    filler = jnp.full((blocks * _BRANCHING - row.shape[0],), neutral, row.dtype)
+    return jnp.concatenate([row, filler]).reshape(blocks, _BRANCHING)
 
 
 def _least(leaves: Float[Array, "blocks children"]) -> Float[Array, " blocks"]:
@@ -179,18 +180,22 @@ class Priority(eqx.Module):
 
     def start(self, tasks: int) -> PriorityState:
         """The state before the first step."""
-        scores = jnp.full((tasks,), jnp.maximum(self.initial, LEAST_SCORE))
+        scores = jnp.full((tasks,), jnp.maximum(self.initial, _LEAST_SCORE))
         return PriorityState(scores, SumMinTree.over(scores**self.alpha))
 
     def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
         """The next task t ~ p, with its s_t, p_t and w_t."""
-        levels = 1 + len(state.powers.sums)
-        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))), step)
+
+        def read(step):
+            uniforms = jax.random.uniform(key, (1 + len(state.powers.sums),))
+            return self.look(state, state.powers.find(uniforms), step)
+
+        return read_before_write(read, step)
 
     def look(self, state: PriorityState, task: Index, step: Index) -> Drawn:
         """What `draw` tells of a task, for any task."""
         path = state.powers.path(task)
-        power = path.leaves[0, task % BRANCHING]
+        power = path.leaves[0, task % _BRANCHING]
         beta = self.beta(step) if callable(self.beta) else self.beta
         weight = (state.powers.least / power) ** beta
         return Drawn(task, state.scores[task], power / state.powers.total, weight, path)
@@ -198,7 +203,7 @@ class Priority(eqx.Module):
     def update(self, state: PriorityState, drawn: Drawn, value: Scalar) -> PriorityState:
         """s_t <- smoothing s_t + (1 - smoothing) value, for the drawn task alone."""
         s = self.smoothing
-        score = s * drawn.score + (1 - s) * jnp.maximum(value, LEAST_SCORE)
+        score = s * drawn.score + (1 - s) * jnp.maximum(value, _LEAST_SCORE)
         return PriorityState(
             state.scores.at[drawn.task].set(score),
             state.powers.put(drawn.task, score**self.alpha, drawn.path),

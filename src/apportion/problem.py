@@ -45,7 +45,7 @@ class Observation(eqx.Module):
         return present(mask, self.bounds)
 
     def scored(self, mask: Bool[Array, " entities"]) -> Bool[Array, " entities"]:
-        """Those a policy reads: who is present, or everyone where nobody is, to stay finite."""
+        """The entities a policy reads: those present, or all if none is, so that the result is finite."""
         here = self.present(mask)
         return mask if self.limits is None else jnp.where(here.any(), here, mask)
 

@@ -23,12 +23,12 @@ History = Float[Array, "entities window channels"]
 Features = Float[Array, "entities hidden"]
 
 # With one axis of runs and one of rows: the parameters A, B and b, what is read, and what is kept.
-FromInput = Float[Array, "runs channels hidden"]
-FromState = Float[Array, "runs hidden hidden"]
+_FromInput = Float[Array, "runs channels hidden"]
+_FromState = Float[Array, "runs hidden hidden"]
 Bias = Float[Array, "runs hidden"]
 Inputs = Float[Array, "window runs channels rows"]
 States = Float[Array, "window runs hidden rows"]
-HiddenState = Float[Array, "runs hidden rows"]
+_HiddenState = Float[Array, "runs hidden rows"]
 
 
 class Recurrence(eqx.Module):
@@ -65,8 +65,8 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _forward(
-    from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs, *, keep: bool
-) -> tuple[States] | tuple[HiddenState]:
+    from_input: _FromInput, from_state: _FromState, bias: Bias, inputs: Inputs, *, keep: bool
+) -> tuple[States] | tuple[_HiddenState]:
     """The states after every period, or the last one alone."""
     # One product of [x; h] is faster than two of thin matrices.
     both = jnp.concatenate([from_input, from_state], 1).swapaxes(1, 2)
@@ -86,23 +86,23 @@ _last, _states = (partial(_forward, keep=keep) for keep in (False, True))
 
 
 def _tangent(
-    from_input: FromInput,
-    from_state: FromState,
+    from_input: _FromInput,
+    from_state: _FromState,
     bias: Bias,
     inputs: Inputs,
     states: States,
     *tangents: Array,
-) -> tuple[HiddenState]:
+) -> tuple[_HiddenState]:
     """How the last state moves with parameters and inputs; its transpose, `_backward`, reads `states`."""
     return jax.jvp(_last, (from_input, from_state, bias, inputs), tangents)[1]
 
 
 def _backward(
-    from_input: FromInput,
-    from_state: FromState,
+    from_input: _FromInput,
+    from_state: _FromState,
     inputs: Inputs,
     states: States,
-    cotangent: HiddenState,
+    cotangent: _HiddenState,
     *,
     of_inputs: bool,
 ) -> tuple[Array, ...]:

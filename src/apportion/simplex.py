@@ -1,7 +1,7 @@
 """From logits to a point on the simplex: softmax, then the water level within every bound.
 
 `Head` is the softmax of the paper. `Bounds` are what real problems add: the most and the least each
-entity can take now; what nobody can take stays unused.
+entity can take now; what no entity can take stays unused.
 """
 
 from typing import Any
@@ -159,7 +159,7 @@ def _last_corner(
     """The last corner whose sum is no more than `total`, by the sums of all; 0 where none is."""
     real = jnp.isfinite(corners)
     at = jnp.where(real, corners, 0.0)
-    # The barrier keeps what leads to the shares from being computed anew for every pair.
+    # The barrier keeps what leads to the shares from being recomputed for every pair.
     at, shares, lowest, highest = jax.lax.optimization_barrier((at, shares, lowest, highest))
     low = None if lowest is None else lowest[:, None]
     reach = jnp.clip(at[None, :] * shares[:, None], low, highest[:, None]).sum(0)
@@ -167,8 +167,8 @@ def _last_corner(
 
 
 def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Scalar) -> Scalar:
-    """The same without floors, in few rounds: whoever the level fills is full at every higher one, so
-    it rises to where the others alone would take the rest, until nobody more is full. What is left
+    """The same without floors, in few rounds: an entity that the level fills is full at every higher one,
+    so it rises to where the others alone would take the rest, until no other is full. What is left
     times the shares not yet full falls fourfold in a round (Newton's method on a convex sum): with
     shares over e^-30 float32 tells at most 34 + log2(m) / 2 rounds apart, and m where that is less.
     """
@@ -182,8 +182,8 @@ def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Sc
         risen = jnp.maximum(level(leaves <= carry[0]), carry[0])
         return risen, risen > carry[0]
 
-    nobody = jnp.zeros_like(shares, bool)
-    tau, _ = jax.lax.while_loop(lambda carry: carry[1], again, (level(nobody), jnp.array(True)))
+    none_full = jnp.zeros_like(shares, bool)
+    tau, _ = jax.lax.while_loop(lambda carry: carry[1], again, (level(none_full), jnp.array(True)))
     # Where all are full the level is above every corner, whatever the last one rounded to.
     tau = jnp.where(total >= highest.sum(), jnp.inf, tau)
     return jnp.max(jnp.where(jnp.isfinite(leaves) & (leaves <= tau), leaves, 0.0), initial=0.0)
@@ -221,7 +221,7 @@ class Head(eqx.Module):
             return masked_softmax(logits, mask)
         bounds = self.bounds(mask, bounds, logits.dtype)
         here = present(mask, bounds)
-        # Where nobody is present all shares are 0 whatever the softmax, but it must stay finite.
+        # If no entity is present all shares are 0 whatever the softmax, but it must stay finite.
         scored = here | ~here.any()
         top = jnp.max(jnp.where(scored, logits, -jnp.inf))
         shares = masked_softmax(jnp.maximum(logits, top - _LOGIT_RANGE), scored)

@@ -1,7 +1,7 @@
-"""`train`: Algorithm 1 from a problem, tasks, a policy and a learner to a result that shows itself.
+"""`train`: run Algorithm 1 on a problem, tasks, a policy and a learner, and return a `TrainingResult`.
 
-This is the edge of the compiled loop: settings are checked before it, chunks of it are run, and at
-every chunk's end there is room for evaluation, progress, checkpoints and stopping.
+Settings are checked first. The compiled loop then runs in chunks; evaluation, progress, checkpoints and
+stopping happen at the end of each chunk.
 """
 
 import math
@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
-from apportion.algorithm import FAULTS, PARTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.algorithm import Algorithm, Metrics, RunState, advance, begin, raise_fault
 from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.errors import InputError
@@ -28,14 +29,15 @@ from apportion.memory import Replay
 from apportion.policy import GaussianLogits, Policy
 from apportion.priority import Priority
 from apportion.problem import Problem, as_key, check_allocation, check_problem, evaluate
+from apportion.runs.checkpoint import load_state
 from apportion.scorers import Scorer, max_deviation
 from apportion.tasks import Task
-from apportion.trees import fingerprint, take
+from apportion.trees import take
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a run stands at a chunk's end: what `on_chunk` is handed."""
+    """The state of a run at a chunk's end, as `on_chunk` receives it."""
 
     algorithm: Algorithm
     state: RunState
@@ -44,17 +46,17 @@ class Chunk:
     metrics: pd.DataFrame
     """The rows of this chunk; rewards in them are of the tasks that happened to be drawn."""
     measured: float | None = None
-    """Mean reward a period on fixed tasks, as `evaluate` has it; None where nothing is measured."""
+    """Mean reward per period on fixed tasks, by `evaluate`; None if nothing is measured."""
 
     @property
     def policy(self) -> Policy:
-        """The policy as it is now (stacked, where there are several runs)."""
+        """The current policy (stacked if there are several runs)."""
         return self.algorithm.policy(self.state)
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What training gives: the policy, the metrics, and the state to go on from."""
+    """The trained policy, the metrics, and the state to continue from."""
 
     policy: Policy
     metrics: pd.DataFrame
@@ -66,11 +68,11 @@ class TrainingResult:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        """Probability of each task to be drawn next (runs by tasks if there are several runs)."""
         return np.asarray(self.algorithm.probabilities(self.state))
 
     def summary(self) -> str:
-        """What training has changed: rewards on fixed tasks before and after it, and how it went."""
+        """Rewards on fixed tasks before and after training, and the metrics of its first and last tenth."""
         tasks = self.algorithm.tasks.count
         steps = int(np.max(np.asarray(self.state.step)))
         lines = [f"{steps} steps over {tasks} tasks"]
@@ -108,12 +110,12 @@ OnChunk = Callable[[Chunk], bool | None]
 """Called at every chunk's end; returning True stops the run there."""
 
 Resume = Callable[[RunState], RunState]
-"""Given a run's first state, the one to go on from: how a saved state finds its structure."""
+"""Takes a run's first state, which has the structure, and returns the state to continue from."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a run is cut into compiled pieces, and who looks in between."""
+    """Chunk length, metrics interval and callback."""
 
     length: int = 500
     """Steps compiled as one program and run without coming back to Python."""
@@ -145,31 +147,66 @@ def train(
     replay: Replay | None = None,
     chunks: Chunks | None = None,
     measure: int = 16,
-    state: RunState | Resume | None = None,
-    key: PRNGKeyArray | int,
+    resume_from: RunState | Path | str | Resume | None = None,
+    problem_axes: PyTree = None,
+    key: PRNGKeyArray | Key[Array, " runs"] | int,
 ) -> TrainingResult:
-    r"""Train one policy over all tasks by Algorithm 1.
+    r"""Train one policy over all tasks by Algorithm 1, or several independent policies at once.
+
+    Stacked keys mean several runs, compiled as one `vmap`: seeds, methods, or every single-task learner.
 
     Parameters
     ----------
-    problem, tasks, policy, learner, steps
-        What to learn, on which subsets, with which network, by which method, in how many rounds
-        counted from the beginning of the run.
-    priority, scorer
-        `Priority()` by default, the paper's (`Priority(alpha=0)` is uniform MTL), and the difficulty
-        of a task from its batch.
-    replay, explore
-        How each task's memory is filled and read, and the noise of the periods acted for it.
+    problem
+        What to learn.
+    tasks
+        The subsets to learn on. Several runs may each have their own, stacked along a leading axis.
+    policy
+        The network to train; for several runs one for each, stacked along a leading axis
+        (`eqx.filter_vmap` over keys makes such a stack).
+    learner
+        How a batch improves the policy. Its leaves with a leading axis differ by run.
+    steps
+        Steps of Algorithm 1, counted from the beginning of the run.
+    priority
+        How tasks are drawn: the paper's `Priority()` by default; `Priority(alpha=0)` is uniform
+        multi-task learning. Its leaves with a leading axis differ by run.
+    scorer
+        The difficulty of a task, from its batch.
+    explore
+        Noise of the periods acted after an update; by default none.
+    replay
+        How each task's memory is filled and read.
     chunks
-        How the run is cut into compiled pieces, and who looks in between.
+        Chunk length, metrics interval and callback.
     measure
-        On so many of the tasks, the first ones, the policy is tried before training, at every chunk's end
-        and after it, always on the same episodes; 0 measures nothing.
-    state
-        A state of the same run to go on from (`TrainingResult.state`), or what `load_state` gives; that
-        of another problem, learner, key or set of tasks is refused.
+        Number of tasks, the first ones, on which the policy is evaluated before training, at every
+        chunk's end and after it, always on the same episodes. 0, and several runs, measure nothing.
+    resume_from
+        A state of the same run to continue from (`TrainingResult.state`), or the path of a file that
+        `save_state` wrote. The state of a run with another problem, learner, key or set of tasks is
+        refused.
+    problem_axes
+        Which leaves of the problem differ by run, as for `eqx.filter_vmap`; for several runs only.
     key
-        Makes the run's randomness; the same key, or seed, gives the same run, bit for bit.
+        A key or a seed; the same one gives the same run, bit for bit. Stacked keys give a run each.
+
+    Notes
+    -----
+    Priorities and scorer are the paper's by default. Memory is not, because the paper's covers only the
+    first periods of an episode until a task is drawn often:
+
+    ============================  ============================  ====================================
+    setting                       default                       paper
+    ============================  ============================  ====================================
+    memory before the first step  an episode of equal shares    empty
+    start of a batch              uniform                       geometric, favouring recent periods
+    periods acted, n_e            half a batch                  not given; `Replay.paper()` takes 10
+    at the end of an episode      acting goes on in the next    acting stops
+    exploration noise             none                          some, not specified
+    ============================  ============================  ====================================
+
+    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs the algorithm as printed.
 
     Examples
     --------
@@ -187,93 +224,79 @@ def train(
       step 200      0.98...
     """
     key = as_key(key)
-    check_problem(problem, tasks)
-    _check_policy(problem, tasks, policy)
+    several = jax.random.key_data(key).ndim > 1
+    if problem_axes is not None and not several:
+        raise InputError("problem_axes is for several runs; give a key for each, stacked")
+    own_tasks = several and tasks.members.ndim > 2
+    first_policy = _first_of(policy, len(key)) if several else policy
+    first_problem = _first_problem(problem, problem_axes)
+    first_tasks = tasks[0] if own_tasks else tasks
+    check_problem(first_problem, first_tasks)
+    _check_policy(first_problem, first_tasks, first_policy)
     algorithm = Algorithm.of(
         problem,
         tasks,
-        policy,
+        first_policy,
         learner,
+        horizon=first_problem.horizon,
         priority=priority,
         scorer=scorer,
         explore=explore,
         replay=replay,
     )
-    fixed = tasks[: min(measure, len(tasks))]
+    if several:
+        axes = _axes_of_runs(algorithm, problem_axes, 0 if own_tasks else None)
+
+        def forward(algorithm, state, steps, record_every):
+            return _advance_runs(algorithm, axes, state, steps, record_every)
+
+        first = partial(_begin_runs, axes, algorithm, policy, key)
+        return _run(algorithm, resume_from, first, forward, steps, chunks, key)
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
         # Keys of steps are made with their numbers, and no run gets as far as this one.
         paths = evaluate(problem, policy, fixed, key=jax.random.fold_in(key, 2**32 - 2))
         return np.asarray(paths.mean_reward[:, 0])
 
+    fixed = tasks[: min(measure, len(tasks))]
     first = partial(_begin, algorithm, policy, key)
     tried = measured if measure else None
-    return _run(algorithm, state, first, _advance, steps, chunks, key, tried)
+    return _run(algorithm, resume_from, first, _advance, steps, chunks, key, tried)
 
 
-def train_runs(
-    problem: Problem,
-    tasks: Task,
-    policies: Policy,
-    learner: Learner,
-    *,
-    steps: int = 1000,
-    priority: Priority | None = None,
-    scorer: Scorer = max_deviation,
-    explore: GaussianLogits | None = None,
-    replay: Replay | None = None,
-    chunks: Chunks | None = None,
-    state: RunState | Resume | None = None,
-    problem_axes: PyTree = None,
-    keys: Key[Array, " runs"],
-) -> TrainingResult:
-    """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
+def _first_of(policies: Policy, runs: int) -> Policy:
+    """The first run's policy, out of one for each run."""
+    leaves = jax.tree.leaves(eqx.filter(policies, eqx.is_array))
+    if any(leaf.shape[:1] != (runs,) for leaf in leaves):
+        raise InputError(
+            f"policy: there are {runs} keys; give a policy for each, stacked along a leading axis, "
+            "such as eqx.filter_vmap(network)(keys)"
+        )
+    return take(policies, 0)
 
-    `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
-    so are `keys`. So may be the tasks, where each run has its own; leaves of `priority` and `learner`
-    with a leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
-    `eqx.filter_vmap`). The other arguments are those of `train`; nothing is measured on the way, so try
-    the policies with `evaluate`.
-    """
-    some = take(policies, 0)
-    one_problem = jax.tree.map(
+
+def _first_problem(problem: Problem, axes: PyTree) -> Problem:
+    return jax.tree.map(
         lambda axis, sub: take(sub, 0) if axis == 0 else sub,
-        problem_axes,
+        axes,
         problem,
         is_leaf=lambda x: x is None,
     )
-    own = tasks.members.ndim > 2
-    some_tasks = tasks[0] if own else tasks
-    check_problem(one_problem, some_tasks)
-    _check_policy(one_problem, some_tasks, some)
-    algorithm = Algorithm.of(
-        problem,
-        tasks,
-        some,
-        learner,
-        horizon=one_problem.horizon,
-        priority=priority,
-        scorer=scorer,
-        explore=explore,
-        replay=replay,
-    )
+
+
+def _axes_of_runs(algorithm: Algorithm, problem_axes: PyTree, task_axis: int | None) -> PyTree:
+    """The leaves of an algorithm that differ by run, as `eqx.filter_vmap` takes them."""
 
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
 
     by_leaf = (jax.tree.map(axis, part) for part in (algorithm.priority, algorithm.learner))
-    axes = eqx.tree_at(
+    return eqx.tree_at(
         lambda a: (a.problem, a.tasks, a.priority, a.learner),
         jax.tree.map(lambda _: None, algorithm),
-        (problem_axes, 0 if own else None, *by_leaf),
+        (problem_axes, task_axis, *by_leaf),
         is_leaf=lambda x: x is None,
     )
-
-    def forward(algorithm, state, steps, record_every):
-        return _advance_runs(algorithm, axes, state, steps, record_every)
-
-    first = partial(_begin_runs, axes, algorithm, policies, keys)
-    return _run(algorithm, state, first, forward, steps, chunks, keys)
 
 
 _begin = eqx.filter_jit(begin)
@@ -300,7 +323,7 @@ _copy = eqx.filter_jit(partial(jax.tree.map, jnp.copy))
 
 def _run(
     algorithm: Algorithm,
-    given: RunState | Resume | None,
+    resume_from: RunState | Path | str | Resume | None,
     begin: Callable[[], RunState],
     forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
@@ -311,17 +334,22 @@ def _run(
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
-    parts = (algorithm.problem, algorithm.tasks, algorithm.learner, key)
-    own = np.array([fingerprint(part) for part in parts], np.uint32)
+    own = algorithm.fingerprints(key)
 
     def first() -> RunState:
         state = begin()
-        return eqx.tree_at(
-            lambda s: s.fingerprint, state, jnp.broadcast_to(own, state.fingerprint.shape)
-        )
+        found = jnp.broadcast_to(np.array([*own.values()], np.uint32), state.fingerprint.shape)
+        return eqx.tree_at(lambda s: s.fingerprint, state, found)
 
-    if not isinstance(given, RunState):
-        given = first() if given is None else given(first())
+    match resume_from:
+        case None:
+            given = first()
+        case RunState():
+            given = resume_from
+        case str() | Path():
+            given = load_state(resume_from, first())
+        case _:
+            given = resume_from(first())
     _check_state(given, eqx.filter_eval_shape(first), own)
     # The given state stays the caller's: chunks donate their own copy to the next.
     state: RunState = _copy(given)
@@ -333,7 +361,7 @@ def _run(
     while done < steps:
         now = min(length, steps - done)
         state, metrics = forward(algorithm, state, now, chunks.record_every)
-        _raise_fault(algorithm, state)
+        raise_fault(algorithm, state)
         frames.append(_metrics_frame(metrics, done, chunks.record_every))
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
@@ -349,20 +377,20 @@ def _run(
     return TrainingResult(algorithm.policy(state), table, state, algorithm, shown)
 
 
-def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
+def _check_state(state: RunState, first: RunState, own: dict[str, int]) -> None:
     """Refuse the state of another run."""
-    theirs = np.asarray(state.fingerprint).reshape(-1, len(PARTS))[0]
-    for part, same in zip(PARTS, theirs == own, strict=True):
-        if not same:
+    theirs = np.asarray(state.fingerprint).reshape(-1, len(own))[0]
+    for part, found in zip(own, theirs, strict=True):
+        if found != own[part]:
             raise InputError(
-                f"state: it belongs to a run with another {part}, and going on from it would be neither "
-                f"run; give the {part} that it was saved with, or leave state out and begin anew"
+                f"resume_from: this state was saved with another {part}; give the {part} that it was "
+                "saved with, or leave resume_from out to start again"
             )
     there, wanted = (jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in (state, first))
     if jax.tree.structure(there) != jax.tree.structure(wanted) or there != wanted:
         raise InputError(
-            "state: its arrays are of other shapes than this run's; give the policy, the replay and the "
-            "number of runs that it was saved with, or leave state out and begin anew"
+            "resume_from: the arrays of this state have other shapes than this run's; give the policy, the "
+            "replay and the number of runs that it was saved with, or leave resume_from out to start again"
         )
 
 
@@ -377,7 +405,7 @@ def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFra
 
 
 def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
-    """Say that nothing is being learnt where no update had a gradient."""
+    """Warn that nothing is being learnt if no update had a gradient."""
     if (metrics["gradient_norm"] == 0).all():
         problem, learner = type(algorithm.problem).__name__, type(algorithm.learner).__name__
         warnings.warn(
@@ -389,7 +417,7 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
 
 
 def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
-    """Say before training that batches will be of an episode's first periods alone."""
+    """Warn before training if batches will hold only the first periods of an episode."""
     replay, count, horizon = algorithm.replay, algorithm.tasks.count, algorithm.problem.horizon
     if not algorithm.learner.periods:
         return
@@ -406,23 +434,6 @@ def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
         f"have seen about {seen:.0f} of an episode's {horizon} periods, so little is learnt about the "
         f"others; give a larger {more}, more steps, or DirectEpisodes, which walks whole episodes",
         stacklevel=4,
-    )
-
-
-def _raise_fault(algorithm: Algorithm, state: RunState) -> None:
-    faults = np.asarray(state.fault).reshape(-1, 3)
-    bad = np.flatnonzero(faults[:, 0])
-    if len(bad) == 0:
-        return
-    run = int(bad[0])
-    kind, step, t = (int(x) for x in faults[run])
-    tasks = algorithm.tasks
-    task = (tasks[run] if tasks.members.ndim > 2 else tasks)[t]
-    whose = f" of run {run}" if len(faults) > 1 else ""
-    source = f" ({algorithm.scorer.__name__})" if "scorer" in FAULTS[kind] else ""
-    raise InputError(
-        f"step {step}{whose}, task {t} (entities {task.entities}): {FAULTS[kind]}{source}; training "
-        "stopped there, and scores and policy were left as before that step"
     )
 
 

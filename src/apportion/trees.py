@@ -1,6 +1,4 @@
-"""PyTrees of one structure, stacked: many runs, policies or tasks as one, one out of many, and whether two
-are the same.
-"""
+"""Stacks of PyTrees (runs, policies, tasks) and their fingerprints. Not of the paper; used everywhere."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ Tree = TypeVar("Tree")
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure as one, with a leading axis; what is no array is taken from the first.
+    """Stack trees of one structure along a leading axis; what is not an array comes from the first.
 
     >>> stack([{"x": jnp.zeros(2)}, {"x": jnp.ones(2)}])["x"].shape
     (2, 2)
@@ -27,19 +25,19 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def take(tree: Tree, index) -> Tree:
-    """One of a stack, or some of it: `index` applied to the leading axis of every array."""
+    """Index the leading axis of every array in a stack."""
     arrays, others = eqx.partition(tree, eqx.is_array)
-    # A program's arguments are numbers: what a slice leaves over is taken leaf by leaf.
+    # Slices cannot be arguments of a compiled program.
     if isinstance(index, slice | tuple):
         return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), others)
-    return eqx.combine(one_of(arrays, index), others)
+    return eqx.combine(_one_of(arrays, index), others)
 
 
 @jax.jit
-def one_of(arrays: Tree, index) -> Tree:
-    """One or some of a stack of arrays alone, by one program: each leaf would compile its own.
+def _one_of(arrays: Tree, index) -> Tree:
+    """Index every array in one compiled program; separate indexing compiles one for each leaf.
 
-    >>> one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
+    >>> _one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
     [4, 5]
     """
     return jax.tree.map(lambda leaf: leaf[index], arrays)
@@ -50,24 +48,24 @@ def _on_arrays(change: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def repeat(tree: Tree, times: int) -> Tree:
-    """Each of a stack so many times, one after the other."""
+    """Repeat each tree of a stack `times` times, one after the other."""
     return _on_arrays(lambda leaf: jnp.repeat(leaf, times, 0), tree)
 
 
 def copies(tree: Tree, count: int) -> Tree:
-    """One tree as a stack of equal ones."""
+    """Stack `count` copies of a tree."""
     return _on_arrays(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree)
 
 
 def grouped(tree: Tree, size: int) -> Tree:
-    """A stack as a stack of groups of `size`."""
+    """Split a stack into a stack of groups of `size`."""
     return _on_arrays(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), tree)
 
 
 def fingerprint(tree: Any) -> int:
-    """32 bits that differ where any array, number, name or class in a tree does, in every process alike.
+    """A 32-bit hash of all arrays, numbers, names and classes of a tree, the same in every process.
 
-    Functions count by their names: where they were defined tells nothing.
+    Functions count by name.
 
     >>> fingerprint({"x": jnp.zeros(2)}) == fingerprint({"x": np.zeros(2, "float32")})
     True

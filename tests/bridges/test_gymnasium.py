@@ -205,7 +205,7 @@ def test_training_on_a_simulator_goes_on_bit_for_bit():
     whole = train_shortly(problem, chunks=keep)
     assert problem.episodes.replayed > 0
     problem.close()
-    resumed = train_shortly(problem, state=states[0], chunks=keep)
+    resumed = train_shortly(problem, resume_from=states[0], chunks=keep)
     assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
     assert eqx.tree_equal(resumed.policy, whole.policy)
 

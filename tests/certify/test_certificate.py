@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import programs
-from apportion.certify.betting import STAKES, bounds, log_wealth
-from apportion.certify.certificate import Gains, autocorrelations, block_means
+from apportion.certify.betting import _STAKES, bounds, log_wealth, trust
+from apportion.certify.certificate import Gains, _autocorrelations, _block_means
 from apportion.errors import InputError
 
 benchmark = programs.benchmark("certificates")
@@ -46,12 +46,12 @@ def test_autocorrelated_gains_are_not_decided_on_one_by_one(persistence):
 
 def test_autocorrelation_is_that_of_the_last_hundred():
     values = np.random.default_rng(0).normal(size=130).cumsum()
-    found = autocorrelations(values, 100)
+    found = _autocorrelations(values, 100)
     for n in (2, 50, 130):
         last = values[max(n - 100, 0) : n]
         last = last - last.mean()
         assert found[n - 1] == pytest.approx((last[1:] * last[:-1]).sum() / (last**2).sum())
-    assert autocorrelations(np.full(9, 0.3), 100).tolist() == [0.0] * 9
+    assert _autocorrelations(np.full(9, 0.3), 100).tolist() == [0.0] * 9
 
 
 def test_losses_beyond_the_bound_are_told_and_withhold_the_certificate_where_they_outweigh():
@@ -71,12 +71,12 @@ def test_losses_beyond_the_bound_are_told_and_withhold_the_certificate_where_the
 
 def slow_wealth(gains: list[float], mean: float, low: float) -> list[float]:
     """Bet by bet: the next stake is the mean of all stakes, each weighed by what it has won."""
-    purses, wealth, path = [1 / len(STAKES)] * len(STAKES), 1.0, []
+    purses, wealth, path = [1 / len(_STAKES)] * len(_STAKES), 1.0, []
     for gain in gains:
-        stake = sum(f * w for f, w in zip(STAKES, purses, strict=True)) / sum(purses)
+        stake = sum(f * w for f, w in zip(_STAKES, purses, strict=True)) / sum(purses)
         factor = 1 + stake * (gain - mean) / (mean - low)
         purses = [
-            w * (1 + f * (gain - mean) / (mean - low)) for f, w in zip(STAKES, purses, strict=True)
+            w * (1 + f * (gain - mean) / (mean - low)) for f, w in zip(_STAKES, purses, strict=True)
         ]
         wealth *= factor
         path.append(wealth)
@@ -137,7 +137,7 @@ def test_asking_after_every_period_changes_nothing(gains, block):
 
 def test_missing_periods_are_left_out_and_the_last_block_waits():
     holes = np.array([0.2, np.nan, np.nan, np.nan, 0.4, 0.0, 0.9])
-    means, ends = block_means(holes, 2)
+    means, ends = _block_means(holes, 2)
     assert (means.tolist(), ends.tolist()) == ([0.2, 0.2], [1, 5])
     made = Gains(holes, -1.0, 1.0, periods=np.array(list("abcdefg"))).certify(block=2)
     plain = Gains(np.array([0.2, 0.2]), -1.0, 1.0).certify()
@@ -155,6 +155,17 @@ def test_gains_that_turn_bring_the_newer_verdict_and_say_that_they_changed():
     assert made.changed
     assert "changed" in made.summary()
     assert Gains(np.full(40, 0.5), -1.0, 1.0).certify().verdict == "certified"
+
+
+def test_trust_is_the_capped_logarithm_of_the_wealth_and_is_lost_as_fast_as_it_is_won():
+    gains = np.array([0.2, -0.1, 0.3, 0.1, 0.2, 1.0])
+    wealth = log_wealth(gains, 0.0, -1.0) / np.log(20)
+    assert trust(gains, -1.0, 0.05) == pytest.approx(np.clip(wealth, 0, 1))
+    assert Gains(gains, -1.0, 1.0).certify().trust == pytest.approx(wealth[-1])
+    # Long success buys no credit.
+    for before in (40, 400):
+        later = trust(np.repeat([0.5, -0.2], [before, 60]), -1.0, 0.05)[before:]
+        assert later[0] > 0.5 > later[12]
 
 
 def test_a_certificate_shows_itself():

@@ -93,14 +93,6 @@ def test_holms_adjustment_is_the_textbooks():
     assert holm([0.6, 0.7]) == [1.0, 1.0]
 
 
-def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
-    rng = np.random.default_rng(1)
-    level = rng.normal(0, 10, 30)
-    estimate = compare(level + 1 + rng.normal(0, 0.3, 30), level)
-    assert estimate.low > 0
-    assert estimate.value == pytest.approx(1, abs=0.2)
-
-
 def test_a_record_of_one_day_has_no_interval_and_days_alone_are_blocks_of_one():
     assert over_blocks(np.mean, np.ones(1)).high == np.inf
     assert mean_over(np.array([3.0])).low == -np.inf

@@ -98,15 +98,6 @@ def test_a_federation_is_trained_and_compared_with_fedavg(tmp_path):
     assert "task_sizes = [3, 1]" in (folder / "settings.toml").read_text()
 
 
-def test_whether_to_pool_is_answered_for_a_users_own_tasks(tmp_path):
-    file = tmp_path / "tasks.csv"
-    rows = [f"{t},{n % 3},{n % 2},{(n % 3) * 0.1},{(n + 1) % 3}" for t in "ab" for n in range(60)]
-    file.write_text("\n".join(["task,state,action,reward,next_state", *rows]) + "\n")
-    command = ("should-pool", file, "--gamma", "0.5")
-    assert one_object(apportion(*command, "--json"))
-    assert "pool" in apportion(*command).stdout
-
-
 def test_check_tells_what_is_installed_and_what_a_file_holds(tmp_path):
     prices = tmp_path / "prices.csv"
     SimulatedMarket.draw(universe=6, days=150).prices.to_frame().to_csv(prices)

@@ -155,21 +155,20 @@ def test_a_closed_standard_output_is_said_and_a_closed_standard_error_is_no_bug(
 
 
 @posix
-def test_an_end_from_outside_says_one_sentence(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    # The shell's own end opens once the program has opened the other; nothing is written, and a moment
-    # later it waits for what it reads.
-    script = '$A should-pool "$1" --gamma 0.9 & exec 3>"$1"; sleep 1; kill -TERM $!; wait'
-    done = shell(script, str(tmp_path / "pipe"))
+def test_an_end_from_outside_says_one_sentence():
+    script = """
+import os, signal
+from apportion import cli
+cli._run = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+cli.main()
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == "apportion: stopped at once, nothing more was saved\n"
 
 
 @posix
-def test_a_pipe_is_read_or_refused_in_words(tmp_path):
-    rows = "".join(f"{t},s{n % 2},a,{n},s{(n + 1) % 2}\\n" for t in "xy" for n in range(20))
-    table = f"task,state,action,reward,next_state\\n{rows}"
-    done = shell(f"printf '{table}' | $A should-pool /dev/stdin --gamma 0.5")
-    assert done.stdout.startswith("Pool these 2 tasks?"), done.stderr
+def test_a_pipe_is_refused_in_words(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for command in ("check --prices", "train budget --out never --config"):

@@ -14,7 +14,7 @@ from apportion.policy import Recurrent
 from apportion.priority import Priority
 from apportion.problem import check_problem, evaluate
 from apportion.tasks import Task, draw_tasks
-from apportion.training import Chunks, train_runs
+from apportion.training import Chunks, train
 from apportion.trees import stack
 from learning import optimised
 
@@ -61,9 +61,9 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
         return evaluate(problem, choose, tasks, key=KEY).mean_reward.mean()
 
     def learnt(tasks):
-        result = train_runs(
+        result = train(
             problem, tasks, policies, Direct(24, 2e-2), steps=600, chunks=Chunks(600),
-            priority=Priority(alpha=0.0), keys=keys,
+            priority=Priority(alpha=0.0), key=keys,
         )  # fmt: skip
         return np.asarray(on_unseen(result.policy, unseen))
 

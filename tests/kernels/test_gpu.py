@@ -20,9 +20,9 @@ def test_without_a_gpu_nothing_is_asked(asked_afresh, monkeypatch):
 
 
 def test_only_what_the_compiler_does_not_know_is_left_out(asked_afresh, monkeypatch):
-    wanted = gpu.GRAPHS
+    wanted = gpu._GRAPHS
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(gpu, "GRAPHS", {"xla_gpu_no_such_thing": 1, **wanted})
+    monkeypatch.setattr(gpu, "_GRAPHS", {"xla_gpu_no_such_thing": 1, **wanted})
     assert gpu.as_graphs() == wanted
 
 

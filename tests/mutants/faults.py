@@ -22,7 +22,7 @@ _RECIPE = "packages/studies/tests/portfolio/test_recipe.py::test_"
 _FEDERATIONS = "packages/studies/tests/federated/test_federations.py::test_"
 _FIG6 = "packages/studies/tests/federated/test_fig6.py::test_"
 _CHARGING = "packages/studies/tests/charging/test_charging_study.py::test_"
-_STATISTICS = "tests/test_statistics.py"
+_STATISTICS = "tests/certify/test_statistics.py"
 _VERDICTS = "tests/studies/test_verdicts.py"
 _THEOREM = "tests/theory/test_bound.py"
 _PEERS = "packages/charging/tests/test_schedulers.py::test_"
@@ -63,10 +63,10 @@ EVIDENCE = (
           "return jnp.minimum(ratio * advantage, held * advantage)",
           "return jnp.maximum(ratio * advantage, held * advantage)",
           "tests/learners/test_ppo.py::test_a_gain_is_counted_up_to_the_clip_and_a_loss_in_full"),
-    Fault("an interval's upper quantile is .95", "src/apportion/statistics.py",
+    Fault("an interval's upper quantile is .95", "src/apportion/certify/statistics.py",
           "np.quantile(finite, [outside, 1 - outside])", "np.quantile(finite, [outside, 0.95])",
           _STATISTICS),
-    Fault("a t interval reaches to the quantile .95", "src/apportion/statistics.py",
+    Fault("a t interval reaches to the quantile .95", "src/apportion/certify/statistics.py",
           "special.stdtrit(freedom, 0.5 + CONFIDENCE / 2)", "special.stdtrit(freedom, CONFIDENCE)",
           _STATISTICS),
     Fault("Theorem 1' loses a 1/(1-g), distance", "src/apportion/theory/bound.py",
@@ -110,7 +110,7 @@ STUDIES = (
           _RECIPE + "choices_never_look_at_the_year_they_are_made_for"),
     Fault("lazy rebalancing is daily", "packages/studies/src/apportion_studies/portfolio/recipe.py",
           "LAZY: rows(TRACKING, 0.0, 0.1, team),",
-          "LAZY: rows(TRACKING, 0.0, 1.0, team),", "tests/studies/test_committed.py -k recipe"),
+          "LAZY: rows(TRACKING, 0.0, 1.0, team),", "packages/studies/tests/test_committed.py -k recipe"),
     Fault("figure 4 compares with longer single-task policies at equal epochs",
           "packages/studies/src/apportion_studies/portfolio/fig3_4.py",
           'single = _curve(table, count, method="stl", tasks=many)',
@@ -125,10 +125,10 @@ STUDIES = (
           _CHARGING + "a_lead_is_plain_arithmetic"),
     Fault("the worst scheduler is called the best", "packages/studies/src/apportion_studies/charging/charging.py",
           "schedulers.served.idxmax()", "schedulers.served.idxmin()",
-          "tests/studies/test_committed.py -k charging"),
+          "packages/studies/tests/test_committed.py -k charging"),
     Fault("policies are no clustering of their own", "packages/studies/src/apportion_studies/charging/charging.py",
           "if policies > 1:", "if policies > 100:",
-          "tests/studies/test_committed.py -k charging"),
+          "packages/studies/tests/test_committed.py -k charging"),
     Fault("a harm of a third is no harm", "packages/studies/src/apportion_studies/federated/federations.py",
           "list(gains.values()), above=-0.003,", "list(gains.values()), above=-0.3,", _FEDERATIONS + "seeds_that_disagree_leave_open_whether_a_kind_is_harmed"),
     Fault("the best defence may be far ahead", "packages/studies/src/apportion_studies/federated/federations.py",
@@ -162,20 +162,20 @@ STUDIES = (
           "[len(levels) * p for p, kept", "[p for p, kept", _VERDICTS),
     Fault("all is any", "src/apportion/studies/study.py",
           'holds, refuted, p = all(one == "holds"', 'holds, refuted, p = any(one == "holds"', _VERDICTS),
-    Fault("Holm multiplies the largest most", "src/apportion/statistics.py",
+    Fault("Holm multiplies the largest most", "src/apportion/certify/statistics.py",
           "np.arange(len(p), 0, -1)", "np.arange(1, len(p) + 1)", _STATISTICS),
-    Fault("rows and columns are counted as cells", "src/apportion/statistics.py",
+    Fault("rows and columns are counted as cells", "src/apportion/certify/statistics.py",
           "float(freedom), min(rows, columns))", "float(freedom), array.size)",
           _STATISTICS),
-    Fault("years are taken for independent cells", "src/apportion/statistics.py",
+    Fault("years are taken for independent cells", "src/apportion/certify/statistics.py",
           "if both > of_rest:", "if both < of_rest:", _STATISTICS),
-    Fault("a point decides", "src/apportion/statistics.py",
+    Fault("a point decides", "src/apportion/certify/statistics.py",
           "if estimate.low > above and estimate.high < below:",
           "if above < estimate.value < below:", _STATISTICS),
-    Fault("clusters lose their correction", "src/apportion/statistics.py",
+    Fault("clusters lose their correction", "src/apportion/certify/statistics.py",
           "count / max(count - 1, 1) * float((rest**2).sum())", "0.5 * float((rest**2).sum())",
           _STATISTICS),
-    Fault("the jackknife forgets its factor", "src/apportion/statistics.py",
+    Fault("the jackknife forgets its factor", "src/apportion/certify/statistics.py",
           "float(without.std()) * np.sqrt(n - 1)", "float(without.std())", _STATISTICS),
 )  # fmt: skip
 
@@ -211,8 +211,8 @@ DOMAINS = (
     Fault("the literal update looks back", "packages/studies/src/apportion_studies/portfolio/literal.py",
           "jax.vmap(step)(batch.states,", "jax.vmap(step)(rolled.new_states,",
           "packages/studies/tests/portfolio/test_literal.py -k charges"),
-    Fault("acting that should stop goes on", "src/apportion/algorithm.py",
-          "if algorithm.replay.stops:", "if False:", "tests/test_algorithm.py -k positions"),
+    Fault("acting that should stop goes on", "src/apportion/memory.py",
+          "if replay.stops:", "if False:", "tests/test_algorithm.py -k positions"),
     Fault("straying pays however far it goes", "packages/studies/src/apportion_studies/portfolio/fig5.py",
           "further * table.over_equal", "further.abs() * table.over_equal",
           "packages/studies/tests/portfolio/test_fig5.py -k straying"),

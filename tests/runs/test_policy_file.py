@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
 from apportion.domains.federated.policy import FOLDER
 from apportion.errors import InputError
-from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.runs import policy_file
 from apportion.runs.files import SUMS, pack, read_arrays, write_arrays, write_atomic, write_json
@@ -68,7 +67,6 @@ def _own() -> Own:
 POLICIES = {
     "Recurrent": lambda: Recurrent(3, 5, head=Head(cap=0.5), key=KEY),
     "Pooled": lambda: Pooled(2, 4, reach=3.0, head=Head(floor=0.01, cash=True), key=KEY),
-    "Gate": lambda: Gate(EqualShares(), EqualShares(), low=-0.1, high=0.2, alpha=0.1).after(0.1),
     "PartialTrading": lambda: PartialTrading(ShrunkToEqual(_ensemble(), 0.5), 0.1),
     "stacked over runs": lambda: _ensemble().members,
 }

@@ -9,13 +9,13 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from apportion.certify.statistics import Estimate, in_words, mean_over, t_estimate
+from apportion.certify.statistics import Estimate, _t_estimate, in_words, mean_over
 from apportion.report import write_report
 from apportion.studies.study import FigureResult, Study, Verdict, adjusted_for_all
 
 
 def at(value, error=1.0, freedom=9):
-    return t_estimate(value, error, freedom, int(freedom) + 1)
+    return _t_estimate(value, error, freedom, int(freedom) + 1)
 
 
 def with_p(p, sign=1):

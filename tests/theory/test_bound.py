@@ -115,14 +115,6 @@ def test_features_that_miss_the_values_add_an_approximation_term():
     assert error_bound(FAMILY, samples=1e14).theorem_1.approximation == 0
 
 
-def test_mu_without_support_is_said_and_gives_infinity_never_nan():
-    mu = np.array([0.0, 0.2, 0.2, 0.2, 0.2, 0.2])
-    result = error_bound(FAMILY, samples=1e14, mu=mu, oracle_error=0.0)
-    assert "mu has no mass on state 0" in result.summary()
-    assert result.theorem_1.total == np.inf
-    assert not result.to_frame().isna().any(axis=None)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -47,16 +47,6 @@ def test_long_paths_give_the_optimal_policy_and_its_value():
     assert np.abs(found.values[:, -1] - family.value(found.policies[:, -2])).max() < 0.1
 
 
-def test_exact_counts_give_policy_iterations_fixed_point():
-    family = random_family(states=6, actions=3, tasks=5, spread=1, gamma=0.8, seed=2)
-    visits = np.ones(family.reward.shape)
-    features = np.eye(18).reshape(6, 3, 18)
-    found = lspi_finite(visits, family.kernel, family.reward, features, 0.8, ridge=0.0)
-    policy, value = family.optimal()
-    np.testing.assert_allclose(found.action_values, family.backup(value), atol=1e-9)
-    assert (found.policy == policy).all()
-
-
 def test_lstd_q_from_counts_equals_lstd_q_from_the_samples():
     family = random_family(states=4, actions=2, tasks=1, spread=1, gamma=0.6, seed=5)
     rng = np.random.default_rng(3)
@@ -134,10 +124,3 @@ def test_a_path_whose_move_is_certain_is_followed():
     ring = MDP(np.roll(np.eye(3), 1, axis=1)[None, None, :, None], np.ones((1, 1, 3, 1)), 0.5)
     moves = one_path(ring, np.zeros((1, 3), int), 30, np.random.default_rng(0))
     np.testing.assert_array_equal(moves.counts[0], 10 * np.roll(np.eye(3), 1, axis=1))
-
-
-def test_one_constant_feature_gives_the_mean_reward_of_the_policy():
-    found = learn(limit, np.ones((4, 1)), iterations=1)
-    average, policy = FAMILY.average(), found.policies[:, 0]
-    mean = (average.stationary(policy) * average.under(policy)[1]).sum(-1) / 0.3
-    np.testing.assert_allclose(found.values[:, 0], np.repeat(mean[:, None], 4, 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-STAKES = 0.95 * 0.5 ** np.arange(6)
+_STAKES = 0.95 * 0.5 ** np.arange(6)
 """The stakes f; all below 1, so that no single loss ends a game."""
 _MEANS = 1000
 """Means tried between the ends of the range; 0 is tried besides."""
@@ -27,23 +27,26 @@ def log_wealth(gains: np.ndarray, mean: float | np.ndarray, low: float) -> np.nd
     """
     mean = np.asarray(mean, float)[..., None]
     odds = (np.asarray(gains, float) - mean) / (mean - low)
-    each = np.cumsum(np.log1p(STAKES * odds[..., None]), axis=-2)
+    each = np.cumsum(np.log1p(_STAKES * odds[..., None]), axis=-2)
     most = each.max(-1)
     return most + np.log(np.exp(each - most[..., None]).mean(-1))
 
 
 def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
-    """The share of trust after each gain, log K_n / log(1/alpha) from 0 to 1, as a `Gate` gives it.
+    """The share of trust after each gain, log K_n / log(1/alpha) from 0 to 1.
+
+    Mix the policy and the baseline by it: if the policy is never better, P(trust ever reaches s) <=
+    alpha^s.
 
     The wealth K_n is kept from growing beyond 1/alpha, so that trust can be lost as soon as won.
 
     >>> trust(np.repeat([0.5, -0.5], [12, 9]), -1.0, 0.05)[[4, 11, 20]].round(2).tolist()
     [0.31, 1.0, 0.0]
     """
-    each, shares = np.zeros(len(STAKES)), []
+    each, shares = np.zeros(len(_STAKES)), []
     for gain in gains:
-        each = each + np.log1p(STAKES * gain / -low)
-        wealth = np.logaddexp.reduce(each) - np.log(len(STAKES))
+        each = each + np.log1p(_STAKES * gain / -low)
+        wealth = np.logaddexp.reduce(each) - np.log(len(_STAKES))
         beyond = max(wealth + np.log(alpha), 0.0)
         each = each - beyond
         shares.append((wealth - beyond) / -np.log(alpha))

@@ -75,7 +75,7 @@ class Gains:
         """Gains counted at `bound` or -`bound` at most: the claim is then about the mean of these.
 
         Choose it before you look, where what is beyond does not matter or does not happen. Losses beyond
-        it are told, and nothing is certified while they, counted in full, outweigh all gains.
+        it are reported, and nothing is certified while they, counted in full, outweigh all gains.
         """
         values = np.asarray(values, float)
         clipped = int((np.abs(values) > bound).sum())
@@ -100,7 +100,7 @@ class Gains:
             raise InputError(f"alpha is {alpha:g}; it must be above 0 and below 1")
         if block < 1:
             raise InputError(f"block is {block}; it must be at least 1 period")
-        return Certificate(self, alpha, block, *block_means(self.values, block))
+        return Certificate(self, alpha, block, *_block_means(self.values, block))
 
     @property
     def losses_beyond(self) -> int:
@@ -119,10 +119,10 @@ class Gains:
         return np.arange(1, len(self.values) + 1) if self.periods is None else self.periods
 
 
-def block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+def _block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
     """The mean of each complete block that has any gain, and the place of its last period.
 
-    >>> means, ends = block_means(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan, 7.0]), 2)
+    >>> means, ends = _block_means(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan, 7.0]), 2)
     >>> means.tolist(), ends.tolist()
     ([2.0, 5.0], [1, 5])
     """
@@ -171,7 +171,7 @@ class Certificate:
     @cached_property
     def autocorrelation(self) -> np.ndarray:
         """How far each bet foretold the next, -1 to 1, among the last hundred after each block."""
-        return autocorrelations(self.means, _RECENT)
+        return _autocorrelations(self.means, _RECENT)
 
     @cached_property
     def autocorrelated(self) -> np.ndarray:
@@ -203,9 +203,7 @@ class Certificate:
 
     @cached_property
     def trust(self) -> float:
-        """The share of the decisions, 0 to 1, that a `Gate` which saw these bets would now leave to the
-        policy; after the verdict it can fall again.
-        """
+        """How far these bets now justify following the policy, 0 to 1; it can fall after the verdict."""
         return float(trust(self.means, self.gains.low, self.alpha)[-1]) if len(self.means) else 0.0
 
     @property
@@ -230,7 +228,7 @@ class Certificate:
             f"{labels[self.ends[-1]]}; wealth for better "
             f"{_wealth(self.log_better[-1]):.3g}, for worse {_wealth(self.log_worse[-1]):.3g}, needed "
             f"{self.threshold:g}",
-            f"  behind a gate it would now have {self.trust:.0%} of the trust",
+            f"  trust earned so far {self.trust:.0%}",
             f"  a gain counts as {100 * g.low:+g} to {100 * g.high:+g} points; {g.clipped} of "
             f"{int((~np.isnan(g.values)).sum())} were beyond",
         ]
@@ -341,11 +339,11 @@ class Certificate:
         return f", since {self.gains.labels()[self.ends[self.decided]]} (bet {self.decided + 1})"
 
 
-def autocorrelations(values: np.ndarray, recent: int) -> np.ndarray:
+def _autocorrelations(values: np.ndarray, recent: int) -> np.ndarray:
     """The autocorrelation from one value to the next among the last `recent`, after each value; 0 where
     they are all the same.
 
-    >>> autocorrelations(np.array([1.0, -1.0, 1.0, -1.0]), 100).round(2).tolist()
+    >>> _autocorrelations(np.array([1.0, -1.0, 1.0, -1.0]), 100).round(2).tolist()
     [0.0, -0.5, -0.67, -0.75]
     """
     ends = np.arange(1, len(values) + 1)

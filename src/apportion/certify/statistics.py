@@ -138,7 +138,7 @@ def mean_over(values: np.ndarray) -> Estimate:
         raise InputError(f"values: {np.count_nonzero(~np.isfinite(values))} are not finite")
     n = len(values)
     error = float(values.std(ddof=1)) / np.sqrt(n) if n > 1 else np.inf
-    return t_estimate(float(values.mean()), error, n - 1, n)
+    return _t_estimate(float(values.mean()), error, n - 1, n)
 
 
 def of_means(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Estimate:
@@ -155,12 +155,12 @@ def of_means(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) 
     n = len(values)
     value = float(statistic(values.mean(0)))
     if n < 2:
-        return t_estimate(value, np.inf, 0, n)
+        return _t_estimate(value, np.inf, 0, n)
     without = np.asarray(statistic((values.sum(0) - values) / (n - 1)))
-    return t_estimate(value, float(without.std()) * np.sqrt(n - 1), n - 1, n)
+    return _t_estimate(value, float(without.std()) * np.sqrt(n - 1), n - 1, n)
 
 
-def t_estimate(value: float, error: float, freedom: float, n: int) -> Estimate:
+def _t_estimate(value: float, error: float, freedom: float, n: int) -> Estimate:
     """A value with the t interval of its standard error; infinite where there is no second unit."""
     if freedom <= 0 or not np.isfinite(error):
         return Estimate(value, -np.inf, np.inf, n)
@@ -183,7 +183,7 @@ def compare(first: np.ndarray, second: np.ndarray) -> Estimate:
 
 
 def over_rows_and_columns(table: np.ndarray) -> Estimate:
-    """The mean over a table of two crossed factors, such as experiments by years, both drawn anew.
+    """The mean over a table of two crossed factors, such as experiments by years, both sampled.
 
     What rows have in common, what columns have in common and what is left have a mean square each; the
     mean's variance is that of rows plus that of columns less what both count, and its degrees of freedom
@@ -209,7 +209,7 @@ def over_rows_and_columns(table: np.ndarray) -> Estimate:
         # Neither factor shows: the cells are as good as independent.
         both, freedom = of_rest, freedoms[2]
     error = float(np.sqrt(both / array.size))
-    return t_estimate(float(mean), error, float(freedom), min(rows, columns))
+    return _t_estimate(float(mean), error, float(freedom), min(rows, columns))
 
 
 def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
@@ -243,7 +243,7 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
         variance += count / max(count - 1, 1) * float((rest**2).sum())
         units = min(units, count)
     assert ratio is not None, "at least one clustering is given"
-    return t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units))
+    return _t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units))
 
 
 def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int = 21) -> Estimate:
@@ -259,11 +259,11 @@ def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int 
     count = max(length // block, min(length, 6))
     value = float(statistic(*records))
     if count < 2:
-        return t_estimate(value, np.inf, 0, count)
+        return _t_estimate(value, np.inf, 0, count)
     parts = np.array_split(np.arange(length), count)
     without = [float(statistic(*(np.delete(own, part) for own in records))) for part in parts]
     error = float(np.std(without)) * np.sqrt(count - 1)
-    return t_estimate(value, error, count - 1, count)
+    return _t_estimate(value, error, count - 1, count)
 
 
 def interval(drawn: np.ndarray) -> tuple[float, float]:

@@ -24,7 +24,6 @@ COMMANDS = {
     "allocate": "the next period's allocation",
     "serve": "a live controller: HTTP, a page, and what the domain speaks",
     "study": "a figure or claim of the paper, with its verdict",
-    "should-pool": "whether to learn tasks together, before any training",
     "report": "one HTML page of a run or a study",
     "check": "versions, devices, extras; what is wrong with a data file",
 }

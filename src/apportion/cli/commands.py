@@ -570,26 +570,6 @@ def report_command(folder: Folder, /, *, inline: bool = False, json: Json = Fals
     return {"report": str(path)} if json else f"wrote {path}"
 
 
-def should_pool_command(
-    file: Annotated[Path, Parameter(name="FILE")], /, *, gamma: float, json: Json = False
-) -> Any:
-    """Say whether tasks should be learned together, before any training.
-
-    Example: `apportion should-pool tasks.csv --gamma 0.9`
-
-    Parameters
-    ----------
-    file
-        Your tasks: a CSV of task, state, action, reward, next_state.
-    gamma
-        Their discount, between 0 and 1.
-    """
-    from apportion.theory import should_pool
-
-    result = should_pool(file, gamma=gamma)
-    return result.to_json() if json else result.summary()
-
-
 def make_check(arguments: Sequence[str]) -> Command:
     """`check`, with the files of all domains."""
     domains = all_domains()

@@ -15,7 +15,7 @@ from apportion.memory import Replay
 from apportion.policy import Policy
 from apportion.problem import Problem
 from apportion.tasks import Task
-from apportion.training import Chunks, Resume, TrainingResult, train_runs
+from apportion.training import Chunks, Resume, TrainingResult, train
 from apportion.trees import take
 
 
@@ -35,7 +35,7 @@ def train_members(
     first = jax.random.key(settings.seed)
     others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]
     keys = jax.vmap(jax.random.split)(jnp.stack([first, *others]))
-    return train_runs(
+    return train(
         problem,
         settings.trained_tasks(tasks),
         eqx.filter_vmap(network)(keys[:, 0]),
@@ -45,8 +45,8 @@ def train_members(
         scorer=settings.scorer_function(),
         replay=replay,
         chunks=chunks,
-        state=state,
-        keys=keys[:, 1],
+        resume_from=state,
+        key=keys[:, 1],
     )
 
 

@@ -1,4 +1,4 @@
-"""What a GPU computes another way: whether one is meant, and how loops are compiled for it."""
+"""GPU detection, compiler options for GPUs, and a barrier that keeps reads before writes."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -6,8 +6,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
 
-GRAPHS: dict[str, Any] = {
+_GRAPHS: dict[str, Any] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
@@ -16,8 +18,8 @@ GRAPHS: dict[str, Any] = {
     # on the kernels that the compiler chose by timing them.
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
-"""What is asked of the compiler for a GPU: loops as recorded graphs, inner loops too, so that steps do
-not wait for the processor."""
+"""Compiler options for GPUs: loops run as recorded graphs, inner loops too, so that steps do not wait for
+the processor."""
 
 
 def on_gpu() -> bool:
@@ -34,10 +36,10 @@ def on_gpu() -> bool:
 
 @cache
 def as_graphs() -> dict[str, Any]:
-    """Those of `GRAPHS` that this JAX knows; without a GPU nothing is asked of the compiler."""
+    """The options of `_GRAPHS` that this JAX knows; none without a GPU."""
     if jax.default_backend() != "gpu":
         return {}
-    return {name: value for name, value in GRAPHS.items() if known(name, value)}
+    return {name: value for name, value in _GRAPHS.items() if known(name, value)}
 
 
 def known(option: str, value: Any) -> bool:
@@ -54,7 +56,7 @@ def known(option: str, value: Any) -> bool:
 
 
 def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled as `as_graphs` says; all arguments but the first are given away."""
+    """Jit with GPU options; donates all arguments except the first."""
     # Its types leave out what it hands on to `jax.jit`.
     jit: Any = eqx.filter_jit
 
@@ -64,3 +66,20 @@ def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
         return jit(function, donate="all-except-first", compiler_options=as_graphs())
 
     return wraps(function)(lambda *given: compiled()(*given))
+
+
+def read_before_write(read: Callable[[Int[Array, ""]], PyTree], index: Int[Array, ""]) -> PyTree:
+    """Return `read(index)`, completed before any later write to the same buffers.
+
+    Without it XLA fuses small reads into their uses, even after a write to the same buffer, and copies
+    the whole buffer at every step to do so: that is O(T). On a GPU an optimisation barrier prevents it.
+    On a CPU that barrier is removed before buffers are assigned, so the read runs in a loop of one round
+    whose length and index XLA cannot predict; on a GPU such a loop costs a quarter of a small step.
+    """
+    if on_gpu():
+        return jax.lax.optimization_barrier(read(index))
+    blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
+    rounds = jnp.where(index < 0, 2, 1)
+    return jax.lax.fori_loop(
+        0, rounds, lambda i, _: read(index + jnp.minimum(i, 0).astype(index.dtype)), blank
+    )

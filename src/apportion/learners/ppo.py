@@ -24,7 +24,7 @@ from apportion.simplex import Mask, Scalar, equal_within
 from apportion.tasks import Task
 
 
-class Experience(eqx.Module):
+class _Experience(eqx.Module):
     """Paired rollouts of one task."""
 
     observations: Observation
@@ -39,7 +39,7 @@ class Experience(eqx.Module):
     alive: Bool[Array, "rollouts time"]
 
 
-class PPOState(eqx.Module):
+class _PPOState(eqx.Module):
     """What is trained beside the policy, and the optimiser's memory of all of it."""
 
     explore: GaussianLogits
@@ -77,14 +77,14 @@ class PPO(Learner):
         if min(self.epochs, self.minibatches) < 1:
             raise InputError("PPO: rollouts, epochs and minibatches are counts and must be >= 1")
 
-    def start(self, policy: Policy) -> PPOState:
+    def start(self, policy: Policy) -> _PPOState:
         if not isinstance(policy, LogitPolicy):
             raise InputError(
                 f"PPO explores on logits, and {type(policy).__name__} has none; use a LogitPolicy"
             )
         explore = GaussianLogits(self.noise_std)
         trained: PyTree[Array] = (eqx.filter(policy, eqx.is_inexact_array), explore)
-        return PPOState(explore, _ADAM.init(trained))
+        return _PPOState(explore, _ADAM.init(trained))
 
     def update(
         self,
@@ -92,7 +92,7 @@ class PPO(Learner):
         task: Task,
         batch: Batch | None,
         policy: Policy,
-        state: PPOState,
+        state: _PPOState,
         weight: Scalar,
         *,
         key: PRNGKeyArray,
@@ -100,9 +100,9 @@ class PPO(Learner):
         assert isinstance(policy, LogitPolicy)
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
-        values = paired_values(seen, self.gamma)
-        advantages = advantages_over(values, seen, self.gamma)
-        advantages = _standard(scaled_by_period(advantages, seen.alive), seen.alive)
+        values = _paired_values(seen, self.gamma)
+        advantages = _advantages_over(values, seen, self.gamma)
+        advantages = _standard(_scaled_by_period(advantages, seen.alive), seen.alive)
 
         length = advantages.size
         flat, advantages = jax.tree.map(
@@ -129,12 +129,12 @@ class PPO(Learner):
             norms.mean(),
         )
         policy = eqx.combine(trained[0], eqx.filter(policy, eqx.is_inexact_array, inverse=True))
-        return Update(policy, PPOState(trained[1], optimiser), evidence)
+        return Update(policy, _PPOState(trained[1], optimiser), evidence)
 
     def _improve(
         self,
         policy: LogitPolicy,
-        state: PPOState,
+        state: _PPOState,
         samples: PyTree[Array],
         places: Int[Array, "pieces size"],
         mask: Mask,
@@ -150,7 +150,7 @@ class PPO(Learner):
             def period(observation, action, log_prob, advantage):
                 logits, here = policy.observed_logits(observation, mask), observation.present(mask)
                 ratio = jnp.exp(trained[1].log_prob(logits, here, action) - log_prob)
-                return -clipped_gain(ratio, advantage, self.clip)
+                return -_clipped_gain(ratio, advantage, self.clip)
 
             return _mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
 
@@ -176,10 +176,10 @@ class PPO(Learner):
 _ADAM = optax.scale_by_adam()
 
 
-def clipped_gain(ratio: Scalar, advantage: Scalar, clip: Scalar) -> Scalar:
+def _clipped_gain(ratio: Scalar, advantage: Scalar, clip: Scalar) -> Scalar:
     """What a new probability gains, up to the clip; what it loses counts in full.
 
-    >>> float(clipped_gain(jnp.float32(2.0), jnp.float32(1.0), jnp.float32(0.5)))
+    >>> float(_clipped_gain(jnp.float32(2.0), jnp.float32(1.0), jnp.float32(0.5)))
     1.5
     """
     held = jnp.clip(ratio, 1 - clip, 1 + clip)
@@ -194,7 +194,7 @@ def roll_out(
     rollouts: int,
     *,
     key: PRNGKeyArray,
-) -> Experience:
+) -> _Experience:
     """Whole episodes of a task that differ in nothing but the noise on the logits."""
     reset_key, dynamics_key, noise_key = jax.random.split(key, 3)
     first = problem.reset(task, key=reset_key)
@@ -230,10 +230,10 @@ def roll_out(
         return jax.lax.scan(period, (first, jnp.array(True)), (noise, dynamics))[1]
 
     observations, row = jax.vmap(episode)(jax.random.split(noise_key, rollouts))
-    return Experience(observations, *row)
+    return _Experience(observations, *row)
 
 
-def paired_values(seen: Experience, gamma: Scalar) -> Float[Array, "rollouts after"]:
+def _paired_values(seen: _Experience, gamma: Scalar) -> Float[Array, "rollouts after"]:
     """V at every period and after the last, time + 1 of them: the mean return of the rollouts alive.
 
     It knows no value of what lies behind a truncation, which all rollouts share and which therefore
@@ -254,7 +254,7 @@ def paired_values(seen: Experience, gamma: Scalar) -> Float[Array, "rollouts aft
     return jnp.broadcast_to(jnp.append(mean, 0.0), (rewards.shape[0], mean.shape[0] + 1))
 
 
-def scaled_by_period(
+def _scaled_by_period(
     advantages: Float[Array, "rollouts time"], alive: Bool[Array, "rollouts time"]
 ) -> Float[Array, "rollouts time"]:
     """Advantages over their spread at each period, so that late periods, where accuracies or wealth
@@ -264,8 +264,8 @@ def scaled_by_period(
     return advantages / (spread + 1e-8)[None, :]
 
 
-def advantages_over(
-    values: Float[Array, "rollouts after"], seen: Experience, gamma: Scalar
+def _advantages_over(
+    values: Float[Array, "rollouts after"], seen: _Experience, gamma: Scalar
 ) -> Float[Array, "rollouts time"]:
     """What each action's return was above V; a truncated episode is worth what V says of the state it
     was cut at, a terminated one 0.

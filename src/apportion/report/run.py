@@ -199,7 +199,7 @@ def _certificate(folder: Path) -> list[Section]:
         "decided on": made["decided"],
         "alpha": made["alpha"],
         "wealth of the bets": made["wealth"],
-        "trust of a gate": made["trust"],
+        "trust earned": made["trust"],
         "gains beyond the bound": made["clipped"],
     }
     parts: list[Part] = [Headlines([card]), Facts("What it rests on", facts)]

@@ -2,10 +2,9 @@
 
 Arrays are named by their path in the state. A state is rebuilt in the structure of the run's own
 first state, so a checkpoint holds only numbers, and a checkpoint of another run is refused. `save_state`
-and `load_state` keep a state in a file of its own, outside a run's folder.
+writes a state to a file of its own, outside a run's folder, and `train(resume_from=FILE)` reads it.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ _FORMAT = "apportion checkpoint 1"
 
 
 def save_state(state: RunState, file: Path | str) -> Path:
-    """Save the state of a run (`TrainingResult.state`, or a chunk's) as one file, and return its path.
+    """Save a run's state (`TrainingResult.state`, or a chunk's) as one file and return its path.
 
     Examples
     --------
@@ -33,21 +32,16 @@ def save_state(state: RunState, file: Path | str) -> Path:
     >>> run = ShownBest(), draw_tasks(12, 4, 8), policy, Direct(4)
     >>> half = train(*run, steps=5, key=key)
     >>> file = save_state(half.state, Path(tempfile.mkdtemp()) / "half.safetensors")
-    >>> int(train(*run, steps=10, state=load_state(file), key=key).state.step)
+    >>> int(train(*run, steps=10, resume_from=file, key=key).state.step)
     10
     """
     write_arrays(Path(file), *to_arrays(state))
     return Path(file)
 
 
-def load_state(file: Path | str) -> Callable[[RunState], RunState]:
-    """Load what `save_state` wrote, for `train(state=...)`.
-
-    With the same problem, tasks, policy, learner and key the run continues bit for bit; any other is
-    refused.
-    """
-    arrays, about = read_arrays(Path(file))
-    return lambda first: from_arrays(first, arrays, about, str(file))
+def load_state(file: Path | str, first: RunState) -> RunState:
+    """The state that `save_state` wrote, in the structure of the run's first one."""
+    return from_arrays(first, *read_arrays(Path(file)), str(file))
 
 
 def to_arrays(state: RunState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

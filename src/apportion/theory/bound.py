@@ -72,12 +72,12 @@ class LearningConstants:
             dimension=features.shape[1],
             feature_bound=float(np.linalg.norm(features, axis=1).max()),
             smallest_eigenvalue=max(float(np.linalg.eigvalsh(gram)[0]), 0.0),
-            approximation=approximation_error(mdp, features),
+            approximation=_approximation_error(mdp, features),
             mixing=-math.log(tau) if tau > 0 else math.inf,
         )
 
 
-def approximation_error(mdp: MDP, features: Features) -> float:
+def _approximation_error(mdp: MDP, features: Features) -> float:
     """E0 = sup over pi of inf_f ||f - V^pi||_{rho^pi}; V_max, which f = 0 reaches, where A^S is large."""
     if np.linalg.matrix_rank(features) == mdp.states:
         return 0.0
@@ -339,7 +339,7 @@ def error_bound(
     family, task
         The tasks, along the leading axis, and the one to bound.
     samples, iterations
-        N, samples per task (the average MDP's path has N T of them, with the task drawn anew at
+        N, samples per task (the average MDP's path has N T of them, with the task drawn again at
         every step), and K, LSPI's iterations.
     mu, sigma, features
         Where errors and performance are measured, uniform unless given; phi(x), a row per state, one

@@ -37,7 +37,7 @@ class Concentrability:
     """Why the constants are infinite, where they are."""
 
 
-def check_distribution(weights: Distribution, name: str, states: int) -> None:
+def _check_distribution(weights: Distribution, name: str, states: int) -> None:
     """Refuse what is not a distribution over the states."""
     if weights.shape[-1] != states:
         raise InputError(
@@ -78,8 +78,8 @@ def concentrability(
     (1.0, 1.0)
     """
     states = kernel.shape[-1]
-    check_distribution(sigma, "sigma", states)
-    check_distribution(mu, "mu", states)
+    _check_distribution(sigma, "sigma", states)
+    _check_distribution(mu, "mu", states)
     if not 0 < gamma < 1:
         raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
     horizon = math.ceil(math.log(_CUT) / math.log(gamma)) + 1
@@ -142,7 +142,7 @@ def stationary_constant(kernel: Kernel, mu: Distribution) -> float:
     1.0
     """
     states = kernel.shape[-1]
-    check_distribution(mu, "mu", states)
+    _check_distribution(mu, "mu", states)
     if (mu[_avoidable(kernel)] > 0).any():
         return math.inf
     # Staying put half of the time changes no stationary distribution and removes periodicity.
@@ -235,7 +235,7 @@ class Distance:
 
 def task_distance(task: MDP, mdp: MDP, mu: Distribution) -> Distance:
     """Eps of one task from the MDP trained on: exact where A^S <= 20,000, else from above."""
-    check_distribution(mu, "mu", mdp.states)
+    _check_distribution(mu, "mu", mdp.states)
     if task.reward.shape != mdp.reward.shape or task.gamma != mdp.gamma:
         raise InputError(
             f"task distance: {task.reward.shape} states and actions at gamma {task.gamma} against "

@@ -213,7 +213,7 @@ def lspi_from_moves(
 ) -> PathResult:
     """Learn on the average MDP of each family: greedy step in the model, LSTD of V on sampled moves.
 
-    Theorem 1 samples one path of the average MDP, the task drawn anew at every step. Beside it:
+    Theorem 1 samples one path of the average MDP, the task drawn again at every step. Beside it:
     independent draws of a state, one path of each task by itself, and the limit without any noise. LSTD
     needs of a sample only how often x led to y, and the rewards gathered in x.
 

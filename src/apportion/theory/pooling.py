@@ -10,8 +10,7 @@ is a sample of the average MDP; a pool of per-task trajectories would not be.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -19,12 +18,12 @@ from jaxtyping import Float, Int
 from scipy import sparse
 
 from apportion.certify.statistics import Estimate, interval
-from apportion.errors import InputError, reading
+from apportion.errors import InputError
 from apportion.theory.mdp import MDP
 
 Answer = Literal["pool", "do not pool", "unclear"]
-COLUMNS = ("task", "state", "action", "reward", "next_state")
-"""Of a table of transitions."""
+_COLUMNS = ("task", "state", "action", "reward", "next_state")
+"""Columns of a table of transitions."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,11 @@ def draw_transitions(family: MDP, samples: int, *, seed: int = 0) -> pd.DataFram
     reached = family.kernel[task, state, action].cumsum(-1)
     following = (rng.uniform(size=(task.size, 1)) > reached[:, :-1]).sum(-1)
     reward = family.reward[task, state, action] + 0.1 * rng.standard_normal(task.size)
-    return pd.DataFrame(dict(zip(COLUMNS, (task, state, action, reward, following), strict=True)))
+    return pd.DataFrame(dict(zip(_COLUMNS, (task, state, action, reward, following), strict=True)))
 
 
 @dataclass(frozen=True)
-class Transitions:
+class _Transitions:
     """Samples of several finite tasks, a row each: tasks, states and actions by number."""
 
     task: Int[np.ndarray, " batch"]
@@ -90,32 +89,25 @@ class Transitions:
     """The tasks'."""
 
     @classmethod
-    def of(cls, source: pd.DataFrame | str | Path) -> "Transitions":
-        """The rows of a table, or of a CSV; labels may be numbers or words."""
-        name, frame = "transitions", source
-        if not isinstance(frame, pd.DataFrame):
-            file = Path(frame)
-            if not file.exists():
-                raise InputError(f"{file}: there is no such file")
-            with reading(file, "save it as a plain CSV"):
-                name, frame = file.name, pd.read_csv(file)
-        missing = [column for column in COLUMNS if column not in frame.columns]
+    def of(cls, frame: pd.DataFrame) -> "_Transitions":
+        """The rows of a table; labels may be numbers or words."""
+        missing = [column for column in _COLUMNS if column not in frame.columns]
         if missing:
             raise InputError(
-                f'{name}: column "{missing[0]}" is missing; the columns are {", ".join(COLUMNS)}'
+                f'transitions: column "{missing[0]}" is missing; the columns are {", ".join(_COLUMNS)}'
             )
         if frame.empty:
-            raise InputError(f"{name}: there are no rows; give at least two samples of two tasks")
-        holes = frame[list(COLUMNS)].isna().to_numpy().any(axis=1)
+            raise InputError("transitions: no rows; give at least two samples of two tasks")
+        holes = frame[list(_COLUMNS)].isna().to_numpy().any(axis=1)
         if holes.any():
             raise InputError(
-                f"{name}: row {int(np.argmax(holes)) + 1} has an empty field; fill or drop it"
+                f"transitions: row {int(np.argmax(holes)) + 1} has an empty field; fill or drop it"
             )
         reward = np.asarray(pd.to_numeric(frame["reward"], errors="coerce"), float)
         if not np.isfinite(reward).all():
             place = int(np.argmax(~np.isfinite(reward)))
             raise InputError(
-                f'{name}: column "reward" of row {place + 1} is '
+                f'transitions: column "reward" of row {place + 1} is '
                 f"{str(frame['reward'].iloc[place])!r}; it must be a finite number"
             )
         task, names = pd.factorize(frame["task"].astype(str))
@@ -123,10 +115,12 @@ class Transitions:
         both, _ = pd.factorize(pd.concat([frame["state"], frame["next_state"]]).astype(str))
         rows = np.bincount(task)
         if len(rows) < 2:
-            raise InputError(f"{name}: all rows are of one task; pooling needs at least two tasks")
+            raise InputError(
+                "transitions: all rows are of one task; pooling needs at least two tasks"
+            )
         if rows.min() < 2:
             raise InputError(
-                f"{name}: task {names[rows.argmin()]} has one row; each task needs two or more"
+                f"transitions: task {names[rows.argmin()]} has one row; each task needs two or more"
             )
         state, next_state = np.split(both, 2)
         return cls(task, state, action, reward, next_state, tuple(map(str, names)))
@@ -161,7 +155,7 @@ class Transitions:
 
 
 @dataclass(frozen=True)
-class Cells:
+class _Cells:
     """Weighted counts, means and variances of the backups in every (task, state-action) cell.
 
     They are what tells tasks apart by their samples: a task's mean less the average task's is its
@@ -173,7 +167,7 @@ class Cells:
     variances: Float[np.ndarray, "resamples tasks cells"]
 
     @classmethod
-    def of(cls, weights, member, backups, shape) -> "Cells":
+    def of(cls, weights, member, backups, shape) -> "_Cells":
         n, first, second = (
             (member.T @ (weights * factor).T).T.reshape(-1, *shape)
             for factor in (1.0, backups, backups**2)
@@ -193,7 +187,7 @@ class Cells:
         return (weight * gap**2).sum(-1) / np.maximum((weight * present).sum(-1), 1e-12)
 
 
-def squared_errors(cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _squared_errors(cells: _Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Squared standard errors, task by task, on average over the state-action pairs: of each task's cell
     means, of the average task's, and of their difference.
     """
@@ -298,20 +292,6 @@ class Pooling:
             for t in self.tasks
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What `apportion should-pool --json` prints; a crossover that never comes is null."""
-        crossovers = self.to_frame().crossover.replace(np.inf, np.nan).astype(object)
-        tasks = self.to_frame().assign(crossover=crossovers.where(crossovers.notna(), None))
-        return {
-            "answer": self.answer,
-            "outcome": self.saved.outcome,
-            "gamma": self.gamma,
-            "saved": self.saved.to_dict(),
-            "distance": self.distance.to_dict(),
-            "covered": self.covered,
-            "tasks": tasks.to_dict("records"),
-        }
-
     def summary(self) -> str:
         """The answer, the terms behind it, and what it rests on."""
         alone, pool = (
@@ -343,15 +323,13 @@ class Pooling:
         )
 
 
-def should_pool(
-    transitions: pd.DataFrame | str | Path, *, gamma: float, resamples: int = 400
-) -> Pooling:
-    """Estimate the tasks' distances from their pool, and say whether pooling is expected to help.
+def should_pool(transitions: pd.DataFrame, *, gamma: float, resamples: int = 400) -> Pooling:
+    """Estimate the tasks' distances from their pool, and whether pooling is expected to help.
 
     Parameters
     ----------
     transitions
-        Samples of several tasks with finite, or discretised, states and actions: a table, or a CSV, of
+        Samples of several tasks with finite, or discretised, states and actions: a table with the columns
         task, state, action, reward and next_state. Labels may be numbers or words.
     gamma, resamples
         The discount, and the bootstrap resamples behind the distances' intervals.
@@ -365,7 +343,7 @@ def should_pool(
     """
     if not 0 < gamma < 1:
         raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
-    rows = Transitions.of(transitions)
+    rows = _Transitions.of(transitions)
     rows.check_recurrence()
     value = rows.pooled_value(gamma)
     backups = rows.reward + gamma * value[rows.next_state]
@@ -375,15 +353,15 @@ def should_pool(
     member = sparse.csr_matrix(
         (np.ones(samples), (np.arange(samples), cell)), shape=(samples, np.prod(shape))
     )
-    cells = Cells.of(np.ones((1, samples)), member, backups, shape)
+    cells = _Cells.of(np.ones((1, samples)), member, backups, shape)
     counts = cells.counts[0]
     rng, again = np.random.default_rng(0), []
     # A few resamples at a time: their weights are as many as the samples.
     at_once = max(int(4e6) // samples, 1)
     for done in range(0, resamples, at_once):
         weights = rng.poisson(1.0, (min(at_once, resamples - done), samples)).astype(float)
-        again.append(Cells.of(weights, member, backups, shape).squared_distance(counts))
-    single, pool, of_difference = squared_errors(cells)
+        again.append(_Cells.of(weights, member, backups, shape).squared_distance(counts))
+    single, pool, of_difference = _squared_errors(cells)
     # The measured difference holds the noise once, a resampled one twice; both are taken off.
     squared = cells.squared_distance(counts)[0] - of_difference
     resampled = np.concatenate(again) - 2 * of_difference
@@ -404,7 +382,7 @@ def should_pool(
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: int) -> Estimate:
     """A distance and its interval from its square, which noise may have carried below 0.
 
-    The interval is of resampled samples, of which there are many, and not of a few units.
+    The interval comes from resampled samples, which are many, and not from a few units.
     """
     low, high = interval(resampled)
     ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)

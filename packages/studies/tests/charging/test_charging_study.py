@@ -63,7 +63,7 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
         seen.update(tasks=tasks, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(charging, "train_runs", take_down)
+    monkeypatch.setattr(charging, "train", take_down)
     plan = charging.charging()
     names = [cell.name for cell in plan.cells]
     scheduled = names[len(charging.LEARNED) :]

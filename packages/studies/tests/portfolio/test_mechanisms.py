@@ -44,11 +44,11 @@ def test_methods_begin_alike_and_differ_by_what_they_learn_from(plan, monkeypatc
     """Single-task learning from the first of the four tasks, with the same parameters and draws."""
     given = []
 
-    def take_down(problem, tasks, policies, learner, *, keys, **_):
-        given.append((tasks.members, policies, keys))
+    def take_down(problem, tasks, policies, learner, *, key, **_):
+        given.append((tasks.members, policies, key))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mechanisms, "train_runs", take_down)
+    monkeypatch.setattr(mechanisms, "train", take_down)
     for method in ("stl", "mtl"):
         cells = [cell for cell in plan.cells if cell.program == f"generalisation-{method}"]
         with pytest.raises(KeyboardInterrupt):

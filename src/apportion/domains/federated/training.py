@@ -32,7 +32,7 @@ from apportion.problem import Problem
 from apportion.scorers import Evidence
 from apportion.simplex import equal_shares
 from apportion.tasks import Task
-from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train, train_runs
+from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train
 from apportion.trees import stack, take
 
 _ADAM = optax.scale_by_adam(b2=0.99)
@@ -197,7 +197,7 @@ def train_paper_policies(
     )(policy_keys)
     # Equal chunks: a shorter last one would compile another program.
     length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
-    return train_runs(
+    return train(
         federation,
         stack(own),
         policies,
@@ -208,7 +208,7 @@ def train_paper_policies(
         replay=Replay(act_periods=0),
         chunks=Chunks(length, on_chunk=on_chunk),
         problem_axes=axes,
-        keys=run_keys,
+        key=run_keys,
     )
 
 
@@ -244,7 +244,7 @@ def train_mixture(
         chunks=chunks,
         # Episodes are slow, and `prepare_mixture` tests the policy after training.
         measure=0,
-        state=state,
+        resume_from=state,
         key=run_key,
     )
     assert isinstance(result.policy, AggregationPolicy)

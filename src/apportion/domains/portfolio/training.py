@@ -24,7 +24,7 @@ from apportion.memory import Replay
 from apportion.policy import GaussianLogits, Policy, Recurrent
 from apportion.priority import Priority
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
-from apportion.training import Chunks, Resume, TrainingResult, train_runs
+from apportion.training import Chunks, Resume, TrainingResult, train
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def train_portfolio_runs(
             length=market.horizon, warm_up=market.horizon,
             recency=settings.recency, act_periods=settings.act_periods,
         )  # fmt: skip
-    return train_runs(
+    return train(
         market,
         tasks,
         first,
@@ -139,9 +139,9 @@ def train_portfolio_runs(
         replay=replay,
         explore=explore,
         chunks=chunks,
-        state=state,
+        resume_from=state,
         problem_axes=market_axes,
-        keys=run_keys,
+        key=run_keys,
     )
 
 

@@ -44,7 +44,7 @@ from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import single_tasks
-from apportion.training import Chunk, Chunks, train_runs
+from apportion.training import Chunk, Chunks, train
 from apportion.trees import take
 from apportion_charging import backtest, training
 from apportion_charging.backtest import POLICY
@@ -327,7 +327,7 @@ def _train(
         # Evenly out of all, so that every site has its share.
         spread = [(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]
         trained_on = single_tasks(tasks[spread])
-    done = train_runs(
+    done = train(
         problem,
         trained_on,
         network(seeds[:, 0]),
@@ -336,7 +336,7 @@ def _train(
         priority=replace(settings, method="mtl").priority(),
         replay=Replay(act_periods=0),
         chunks=chunks,
-        keys=seeds[:, 1],
+        key=seeds[:, 1],
     )
     if kind == "ppo":
         return [Ensemble(done.policy)]

@@ -43,7 +43,7 @@ from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task
-from apportion.training import Chunks, train_runs
+from apportion.training import Chunks, train
 from apportion.trees import stack, take
 from apportion_studies.portfolio.experiments import (
     SMALL,
@@ -186,7 +186,7 @@ def _train(known: Experiments, tasks: Task, size: Size, cells: Sequence[Cell]) -
     market = known.training
     shared = jax.tree.map(lambda _: None, market)
     axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda leaf: leaf is None)
-    return train_runs(
+    return train(
         eqx.tree_at(lambda m: m.length, market, runs.lengths),
         tasks,
         first,
@@ -199,7 +199,7 @@ def _train(known: Experiments, tasks: Task, size: Size, cells: Sequence[Cell]) -
         ),
         chunks=Chunks(s.steps, s.steps),
         problem_axes=axes,
-        keys=keys,
+        key=keys,
     ).policy
 
 
