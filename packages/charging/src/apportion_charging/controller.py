@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apportion.composition import mix_allocations
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.files import write_json
@@ -300,7 +301,7 @@ class Controller:
                 own = np.asarray(_wishes(self._schedule, seen))
                 if not np.isfinite(own).all():
                     raise ValueError("its wishes are not finite")
-                wishes = usual + self.trust * (own - usual)
+                wishes = mix_allocations(own, usual, self.trust)
                 decided_by = "policy" if self.trust == 1 else f"policy and {self.baseline}"
             except Exception as error:
                 _logger.exception("the policy could not decide")
