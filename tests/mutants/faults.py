@@ -181,10 +181,10 @@ STUDIES = (
 
 DOMAINS = (
     Fault("least laxity is latest departure", "packages/charging/src/apportion_charging/schedulers.py",
-          "llf = in_order(lambda seen: seen.said.laxity)", "llf = in_order(lambda seen: -seen.said.laxity)",
+          '"llf": _serve_by(lambda seen: seen.said.laxity)', '"llf": _serve_by(lambda seen: -seen.said.laxity)',
           _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
     Fault("first come is last served", "packages/charging/src/apportion_charging/schedulers.py",
-          "in_order(lambda seen: seen.arrived)", "in_order(lambda seen: -seen.arrived)",
+          "_serve_by(lambda seen: seen.arrived)", "_serve_by(lambda seen: -seen.arrived)",
           _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
     Fault("laxity forgets the need", "packages/charging/src/apportion_charging/garage.py",
           "return self.hours_left - self.open_kwh / self.rate_kw", "return self.hours_left",
@@ -193,7 +193,7 @@ DOMAINS = (
           "level = left / jnp.maximum((~below).sum(), 1)", "level = left",
           _PEERS + "pouring_fills_evenly_up_to_the_limits"),
     Fault("every car is short", "packages/charging/src/apportion_charging/backtest.py",
-          "self.drawn_kwh[name] < SHORT * self.need_kwh", "self.drawn_kwh[name] <= self.need_kwh",
+          "self.drawn_kwh[name] < _SHORT_SHARE * self.need_kwh", "self.drawn_kwh[name] <= self.need_kwh",
           "packages/charging/tests/test_objectives.py -k shown_by_every_measure"),
     Fault("what is offered counts as drawn", "packages/charging/src/apportion_charging/problem.py",
           "(seen, drawn, state.peak_kw)",

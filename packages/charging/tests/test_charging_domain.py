@@ -31,7 +31,7 @@ from apportion_charging.problem import CHANNELS
 from apportion_charging.sessions import read_sessions
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import describe_sites, embedded_site, saved_site
-from apportion_charging.training import Garages, judge_policy
+from apportion_charging.training import Garages, _judge_policy
 
 pytestmark = pytest.mark.usefixtures("few_schedulers")
 
@@ -57,7 +57,7 @@ def run(tmp_path_factory):
     policy = Pooled(CHANNELS, SETTINGS.hidden, key=jax.random.key(0))
     settings = ChargingSettings(sessions=path, site=("jpl",), until="2019-06-14", task_size=6)
     made = Run.create(folder / "run", "charging", settings, {"data": {}, "versions": {}})
-    finish(made, judge_policy(policy, garages, SETTINGS))
+    finish(made, _judge_policy(policy, garages, SETTINGS))
     return made
 
 

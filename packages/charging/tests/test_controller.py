@@ -21,8 +21,8 @@ from apportion_charging.controller import _FIELDS, Controller
 from apportion_charging.days import Days
 from apportion_charging.domain import DOMAIN, ChargingAllocateOptions
 from apportion_charging.forecasts import Predictor, add_forecasts
-from apportion_charging.problem import CHANNELS
-from apportion_charging.schedulers import SCHEDULERS, PolicySchedule, simulate
+from apportion_charging.problem import CHANNELS, PolicySchedule
+from apportion_charging.schedulers import SCHEDULERS, simulate
 from apportion_charging.sessions import read_sessions
 from apportion_charging.site import Branch, Site, Station, embedded_site
 

@@ -19,12 +19,12 @@ from apportion_charging.days import Days
 from apportion_charging.forecasts import (
     EarlierDays,
     Predictor,
+    _sum_later_needs,
     add_forecasts,
-    still_to_come,
 )
 from apportion_charging.garage import QUARTERS, Garage, StationView
-from apportion_charging.problem import Charging
-from apportion_charging.schedulers import PolicySchedule, simulate
+from apportion_charging.problem import Charging, PolicySchedule
+from apportion_charging.schedulers import simulate
 from apportion_charging.sessions import read_sessions
 from apportion_charging.site import embedded_site
 
@@ -228,7 +228,7 @@ def test_days_long_past_are_forgotten():
     found = add_forecasts(days, FITTED, recall=True, only=later).garage.to_come_kwh[:, 0]
     np.testing.assert_allclose(found[0], FITTED.to_come_kwh, rtol=1e-6)
     one, other = np.flatnonzero(np.is_busday(later.dates))[:2]
-    np.testing.assert_allclose(found[other], still_to_come(later.garage)[one], rtol=1e-6)
+    np.testing.assert_allclose(found[other], _sum_later_needs(later.garage)[one], rtol=1e-6)
 
 
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():

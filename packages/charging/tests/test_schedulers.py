@@ -31,14 +31,14 @@ from apportion_charging.garage import (
     REAL,
     Garage,
     draw,
+    initial_state,
     learn,
     see,
-    unknown,
 )
 from apportion_charging.schedulers import (
     SCHEDULERS,
+    _pour,
     best_energies,
-    pour,
     simulate,
 )
 
@@ -89,7 +89,7 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
 
     @jax.jit
     def offers():
-        seen = see(day, two, unknown(two), jnp.int32(3), jnp.float32(4.0))
+        seen = see(day, two, initial_state(two), jnp.int32(3), jnp.float32(4.0))
         return {name: schedule(seen) for name, schedule in SCHEDULERS.items()}
 
     for name, offer in offers().items():
@@ -309,7 +309,7 @@ def test_days_side_by_side_give_what_one_long_lane_gives_and_no_session_is_cut(s
     for some in (missed, days):
         several = simulate(some, schedule, 12.0).energy_kwh
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(schedulers, "lanes_of", lambda joins: np.arange(len(joins))[None])
+            patch.setattr(schedulers, "make_lanes", lambda joins: np.arange(len(joins))[None])
             one = simulate(some, schedule, 12.0).energy_kwh
         assert several == pytest.approx(one, abs=1e-4)
     # What a car draws after midnight counts on its first day, and is never more than its need.
@@ -362,7 +362,7 @@ ONE = WIRING.at(np.array([0]))
 
 def known_after(*periods: tuple[float, float | None]):
     """What is known of a car at a station of 22 kW after periods of (amperes offered, kW metered)."""
-    state = unknown(ONE)
+    state = initial_state(ONE)
     for offered, kw in periods:
         heard = jnp.array([kw is not None])
         kw_now = jnp.array([0.0 if kw is None else kw])
@@ -391,7 +391,7 @@ def served_by(day, offers, scale):
         return draw(seen, scale * offer, IDEAL)
 
     periods = jnp.arange(PERIODS, dtype=jnp.int32)
-    return jax.lax.scan(period, unknown(WIRING), (periods, offers))[1].sum()
+    return jax.lax.scan(period, initial_state(WIRING), (periods, offers))[1].sum()
 
 
 served_gradient = jax.jit(jax.grad(served_by, argnums=2))
@@ -408,7 +408,7 @@ def test_what_is_drawn_has_the_gradient_of_finite_differences(seed):
         assert served_gradient(day, offers, 1.0) == pytest.approx(sum(sides) / 2, abs=0.05)
 
 
-poured_over = jax.jit(pour)
+poured_over = jax.jit(_pour)
 
 
 @given(

@@ -27,7 +27,7 @@ from apportion.runs.folder import Run
 from apportion.runs.runner import JobResult, finish
 from apportion_charging.controller import Controller
 from apportion_charging.problem import CHANNELS
-from apportion_charging.serve import CertificateGate, Service, run_service
+from apportion_charging.serve import Service, _CertificateGate, _run_service
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import Branch, Site, Station
 from cli.command import apportion as command
@@ -76,12 +76,12 @@ def run(tmp_path_factory):
 def serving(controller, folder):
     """A service at a port of its own, in a thread; its address and itself."""
     site = controller.site
-    gate = CertificateGate(folder / "certificate.json", site, "llf", 1.0)
+    gate = _CertificateGate(folder / "certificate.json", site, "llf", 1.0)
     service = Service(controller, gate, every=1.0)
     opened = socket.create_server(("127.0.0.1", 0))
     stop, loop = asyncio.Event(), asyncio.new_event_loop()
     thread = threading.Thread(
-        target=lambda: loop.run_until_complete(run_service(service, opened, None, stop))
+        target=lambda: loop.run_until_complete(_run_service(service, opened, None, stop))
     )
     thread.start()
     try:
@@ -218,7 +218,7 @@ def certificate(folder, **changes):
 
 def test_the_certificate_decides_on_trust_while_it_runs_and_why_is_said(tmp_path, caplog):
     caplog.set_level(logging.INFO, "apportion.charging")
-    gate = CertificateGate(tmp_path / "certificate.json", SITE, "llf", 0.5)
+    gate = _CertificateGate(tmp_path / "certificate.json", SITE, "llf", 0.5)
     assert gate.look() == 0.5
     assert "no certificate" in gate.why
     certificate(tmp_path)

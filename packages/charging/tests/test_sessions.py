@@ -11,15 +11,15 @@ import pytest
 from apportion.errors import InputError
 from apportion_charging.days import Days
 from apportion_charging.sessions import (
-    EMBEDDED,
-    LAYOUT,
+    _EMBEDDED,
+    _LAYOUT,
     fingerprint,
     inspect_sessions,
     read_sessions,
 )
 from apportion_charging.site import Site, Station, describe_sites
 
-HEAD = ",".join(LAYOUT)
+HEAD = ",".join(_LAYOUT)
 GOOD = "here,a,2019-05-01 08:00,2019-05-01 10:00,2019-05-01 11:00,20,5"
 
 
@@ -42,7 +42,7 @@ def test_the_embedded_sessions_are_whole_attributed_and_their_oddities_noted():
     assert stations == {"caltech": 54, "jpl": 52}
     assert str(frame.arrival.dtype) == "datetime64[s]"
     assert frame.stated_departure.isna().mean() == pytest.approx(0.074, abs=0.001)
-    assert "CC BY 4.0" in (EMBEDDED.parent / "ATTRIBUTION.md").read_text()
+    assert "CC BY 4.0" in (_EMBEDDED.parent / "ATTRIBUTION.md").read_text()
     said = checked.summary()
     assert "valid: embedded sessions: 23,449 sessions, 2019-05-01 to 2021-08-31" in said
     assert "before the one at its station has left in 1 session, first at row 22280" in said

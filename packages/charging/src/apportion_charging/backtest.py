@@ -32,16 +32,15 @@ from apportion.runs.settings import suggest
 from apportion.tasks import count_tasks, draw_tasks
 from apportion_charging.days import Days
 from apportion_charging.forecasts import Predictor, add_forecasts
-from apportion_charging.garage import physics_of
+from apportion_charging.garage import make_physics
 from apportion_charging.mpc import MPC, simulate_mpc
-from apportion_charging.problem import CHANNELS
+from apportion_charging.problem import CHANNELS, PolicySchedule
 from apportion_charging.schedulers import (
     CLAIRVOYANT,
     HINDSIGHT,
     OPTIMUM,
     SCHEDULERS,
     Delivered,
-    PolicySchedule,
     Schedule,
     best_energies,
     simulate,
@@ -49,13 +48,13 @@ from apportion_charging.schedulers import (
 )
 from apportion_charging.sessions import count
 from apportion_charging.settings import OBJECTIVES
-from apportion_charging.site import Site, Tariff, describe_sites, of_site, saved_site
+from apportion_charging.site import Site, Tariff, describe_sites, find_site, saved_site
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POLICY = "policy"
-SHORT = 0.8
+_SHORT_SHARE = 0.8
 """A car that left with less than this share of its need left short."""
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
@@ -139,7 +138,7 @@ class ChargingBacktest:
         if objective == "fair":
             return self._jain(name).sum(0), (need > 0).any((2, 3)).sum(0)
         if objective == "promise":
-            part, kwh = SHORT * need, self.promise_kwh
+            part, kwh = _SHORT_SHARE * need, self.promise_kwh
             promised = part if kwh is None else np.minimum(kwh, need)
             # To a thousandth: energies are sums in single precision.
             kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
@@ -153,7 +152,7 @@ class ChargingBacktest:
     def short(self, name: str) -> float:
         """The share of cars that left with less than 80 % of what they needed."""
         there = self.need_kwh > 0
-        return float((self.drawn_kwh[name] < SHORT * self.need_kwh)[there].mean())
+        return float((self.drawn_kwh[name] < _SHORT_SHARE * self.need_kwh)[there].mean())
 
     def fairness(self, name: str) -> float:
         """Jain's index of the cars' shares of their need, within a task's day; the mean over them."""
@@ -259,7 +258,7 @@ class ChargingBacktest:
         return sums
 
 
-def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
+def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
     """What the feeder of each task gives: so much of its stations' full rate, or kW.
 
     >>> feeders("0.5", np.array([20.0])).tolist(), feeders("7kW", np.array([20.0])).tolist()
@@ -280,7 +279,7 @@ def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
     return number * full_kw
 
 
-def draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
+def _draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
     """So many garages of these stations, or as many as there are, (tasks, entities)."""
     count = min(tasks, count_tasks(stations, task_size))
     return np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
@@ -318,9 +317,9 @@ def backtest_schedules(
         What the policy was trained for.
     """
     garage, stations = days.garage, len(days.stations)
-    members = draw_garages(stations, task_size, tasks, seed)
+    members = _draw_garages(stations, task_size, tasks, seed)
     full = np.asarray(days.wiring.max_kw)[members].sum(1)
-    feeder = feeders(capacity, full)
+    feeder = _parse_feeders(capacity, full)
     drawn: dict[str, Delivered] = {}
     others: dict[str, Schedule] = {}
     own = PolicySchedule(policy, spare=not days.physics.fill)
@@ -437,7 +436,7 @@ def backtest_saved(
     )
     [(name, description)] = described.items()
     whole = site is not None and site.endswith(".toml")
-    if not whole and of_site(saved.get("sites", {}), name) is not None:
+    if not whole and find_site(saved.get("sites", {}), name) is not None:
         description = saved_site(saved, name)
         frame = _at_known_stations(frame, name, description)
     elif past_alone and not whole and not embedded:
@@ -446,13 +445,13 @@ def backtest_saved(
             "describe it in a TOML file and give that with --site"
         )
     objective = saved.get("objective", "energy")
-    physics = physics_of(
+    physics = make_physics(
         saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
     )
     everything = Days.of(
         frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
     )
-    until = None if unseen else of_site(saved.get("until", {}), name)
+    until = None if unseen else find_site(saved.get("until", {}), name)
     if until is not None and start is None:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
     elif until is not None and as_day(str(start)) <= as_day(until):
@@ -461,7 +460,7 @@ def backtest_saved(
             "about days to come",
             stacklevel=2,
         )
-    known = set(of_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
+    known = set(find_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
     places = [i for i, station in enumerate(everything.stations) if station not in known]
     if past_alone:
         end = str(everything.over)
@@ -478,9 +477,9 @@ def backtest_saved(
             "--stations from 1 to that"
         )
     capacity = 0.15 if capacity is None else capacity
-    feeders(capacity, np.ones(1))
+    _parse_feeders(capacity, np.ones(1))
     predictor = Predictor.from_dict(saved.get("predictor", {}))
-    drawn = np.asarray(places)[np.unique(draw_garages(len(places), size, tasks))]
+    drawn = np.asarray(places)[np.unique(_draw_garages(len(places), size, tasks))]
     days = add_forecasts(
         everything, predictor, saved.get("recall", False), only=tested, stations=drawn
     )
@@ -549,7 +548,7 @@ def daily_gains(
         schedule, until = _scheduler(schedule)
         own = saved.get("until", {})
         saved["until"] = {
-            site.casefold(): max(of_site(own, site) or "", of_site(until, site) or "")
+            site.casefold(): max(find_site(own, site) or "", find_site(until, site) or "")
             for site in {*own, *until}
         }
     found = backtest_saved(

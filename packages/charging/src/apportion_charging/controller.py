@@ -29,19 +29,20 @@ from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_about
 from apportion.runs.settings import suggest
 from apportion_charging.backtest import check_facts
-from apportion_charging.days import Days, stations_of
+from apportion_charging.days import Days, make_stations
 from apportion_charging.forecasts import EarlierDays, Predictor
 from apportion_charging.garage import (
     Garage,
     GarageState,
     StationView,
+    initial_state,
     learn,
+    make_physics,
     offer,
-    physics_of,
     see,
-    unknown,
 )
-from apportion_charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule
+from apportion_charging.problem import PolicySchedule
+from apportion_charging.schedulers import HINDSIGHT, SCHEDULERS
 from apportion_charging.site import Site, is_number
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class PowerOffers:
 
 
 @dataclass
-class Car:
+class _Car:
     """What is told of the car at a station, once what cannot be is set aside."""
 
     arrival: datetime
@@ -171,8 +172,10 @@ class Controller:
         self.site, self.baseline, self.trust = site, baseline, trust
         self._names = list(site.stations)
         self._places = {name: place for place, name in enumerate(self._names)}
-        self._stations = stations_of(site)
-        self._physics = physics_of(site.period_minutes, objective=about.get("objective", "energy"))
+        self._stations = make_stations(site)
+        self._physics = make_physics(
+            site.period_minutes, objective=about.get("objective", "energy")
+        )
         self.policy, self.about = policy, {k: about[k] for k in _KEPT if k in about}
         self._schedule = PolicySchedule(policy, spare=not self._physics.fill)
         self._usual = SCHEDULERS[baseline]
@@ -180,10 +183,10 @@ class Controller:
         self.past = self._earlier_days(about, earlier)
         self._arrivals: list[datetime | None] = [None] * len(self._names)
         self._stays = np.zeros(len(self._names), bool)
-        self._fresh = self._known = jax.tree.map(np.asarray, unknown(self._stations))
+        self._fresh = self._known = jax.tree.map(np.asarray, initial_state(self._stations))
         self._time: datetime | None = None
         self._path = state
-        self.seen: dict[str, Car] = {}
+        self.seen: dict[str, _Car] = {}
         self.capacity_kw = site.capacity_kw
         """The cars of the last question, and the feeder's power."""
         # Everything is compiled before the first question, the policy even where it is not trusted.
@@ -281,7 +284,7 @@ class Controller:
     def _decide(
         self,
         time: datetime,
-        cars: Mapping[str, Car],
+        cars: Mapping[str, _Car],
         capacity_kw: float,
         limit_a: np.ndarray,
         warnings: list[str],
@@ -308,7 +311,7 @@ class Controller:
                 warnings.append(f"the policy could not decide ({error}); {self.baseline} did")
         return np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float), decided_by
 
-    def _meet(self, cars: Mapping[str, Car], silent: np.ndarray) -> None:
+    def _meet(self, cars: Mapping[str, _Car], silent: np.ndarray) -> None:
         """Forget the cars that have left: of one that has just come nothing is known."""
         arrivals = [
             before if not_heard else getattr(cars.get(name), "arrival", None)
@@ -322,7 +325,7 @@ class Controller:
         self._arrivals = arrivals
 
     def _told(
-        self, cars: Mapping[str, Car], field: str, since: datetime | None = None
+        self, cars: Mapping[str, _Car], field: str, since: datetime | None = None
     ) -> np.ndarray:
         """A number of each car that is there, or the hours of a moment since another; NaN where it was
         not told.
@@ -332,7 +335,7 @@ class Controller:
             values = [None if v is None else (v - since).total_seconds() / 3600 for v in values]
         return np.array([np.nan if value is None else value for value in values], np.float32)
 
-    def _learn(self, cars: Mapping[str, Car], hours: float) -> None:
+    def _learn(self, cars: Mapping[str, _Car], hours: float) -> None:
         """What the meters say since the last question; where one is silent, what is believed is assumed."""
         known, stations = self._known, self._stations
         accepted, drawn, delivered, full = (
@@ -352,7 +355,7 @@ class Controller:
         self._known = replace(known, got_kwh=_single(got), idle_hours=_single(idle))
 
     def _see(
-        self, time: datetime, cars: Mapping[str, Car], capacity_kw: float, limit_a: Any
+        self, time: datetime, cars: Mapping[str, _Car], capacity_kw: float, limit_a: Any
     ) -> StationView:
         """What is seen of the stations now."""
         midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -379,7 +382,7 @@ class Controller:
         }
         date = np.array([midnight.date()], "datetime64[D]")
         noon = midnight + timedelta(hours=12)
-        summer = (noon - to_standard(noon, self.site.timezone)).total_seconds() / 3600
+        summer = (noon - _to_standard_time(noon, self.site.timezone)).total_seconds() / 3600
         ahead = np.full((1, len(plugged)), summer, np.float32)
         today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
         past = self.past
@@ -399,7 +402,7 @@ class Controller:
 
     def _read(
         self, now: Any, warnings: list[str]
-    ) -> tuple[datetime, float, dict[str, Car], np.ndarray, np.ndarray]:
+    ) -> tuple[datetime, float, dict[str, _Car], np.ndarray, np.ndarray]:
         """The time, the feeder's power, the cars, who was not spoken of or does not listen, and what such
         a one draws, where that is told; the rest is a warning.
         """
@@ -414,7 +417,7 @@ class Controller:
         if time is None:
             zone = self.site.timezone
             wall = datetime.now(UTC if zone else None).replace(microsecond=0)
-            time = to_standard(wall, zone) if self._time is None else self._time
+            time = _to_standard_time(wall, zone) if self._time is None else self._time
             warnings.append(f"no time is told; {time} is assumed")
         capacity, own = now.get("capacity_kw"), self.site.capacity_kw
         if capacity is None:
@@ -431,7 +434,7 @@ class Controller:
         if not isinstance(stations, list):
             warnings.append("stations is no list; everything stays as it was")
             stations = []
-        cars: dict[str, Car] = {}
+        cars: dict[str, _Car] = {}
         told, strange, fixed = set(), 0, np.full(len(self._names), np.nan)
         for number, station in enumerate(stations):
             name = str(station.get("id")) if isinstance(station, Mapping) else None
@@ -468,7 +471,7 @@ class Controller:
 
     def _car(
         self, name: str, station: Mapping[str, Any], time: datetime, warnings: list[str]
-    ) -> Car | None:
+    ) -> _Car | None:
         """The car at a station, or None; what cannot be is left out with a warning."""
         what = f"station {name}"
         for field in station:
@@ -517,7 +520,7 @@ class Controller:
         if full is not None and not isinstance(full, bool):
             warnings.append(f"{what}: full is {_shown(full)}; it is left out")
             full = None
-        return Car(arrival, full=full, **found)
+        return _Car(arrival, full=full, **found)
 
     def _moment(self, value: Any, what: str, warnings: list[str], fold: int = 0) -> datetime | None:
         """A moment in the site's standard time."""
@@ -528,7 +531,7 @@ class Controller:
                 raise ValueError
             if time.tzinfo is not None and self.site.timezone is None and _NO_ZONE not in warnings:
                 warnings.append(_NO_ZONE)
-            return to_standard(time, self.site.timezone, fold)
+            return _to_standard_time(time, self.site.timezone, fold)
         except Exception:
             # Whatever it is.
             warnings.append(f"{what} is {_shown(value)}; write it as 2021-06-01 09:00")
@@ -566,7 +569,7 @@ class Controller:
 
 
 @lru_cache(4096)
-def to_standard(time: datetime, zone: str | None, fold: int = 0) -> datetime:
+def _to_standard_time(time: datetime, zone: str | None, fold: int = 0) -> datetime:
     """A moment in the zone's standard time; without a zone its clock is the wall's.
 
     An hour that the clock on the wall shows twice is the first, or the second with `fold`.

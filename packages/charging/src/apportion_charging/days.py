@@ -20,17 +20,17 @@ from numpy.typing import DTypeLike
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion_charging.garage import (
-    LAST_A,
     REAL,
-    TAPERS_FROM,
+    TAPER_END_A,
+    TAPER_START_SHARE,
     Garage,
     Physics,
     Stations,
 )
-from apportion_charging.sessions import count, in_zone
+from apportion_charging.sessions import count, localize_times
 from apportion_charging.site import Site, Tariff
 
-MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
+_MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
 """Cars of a mixed garage: the current each can take, and on how many phases."""
 
 
@@ -78,7 +78,7 @@ class Days:
         quiet
             Days on which fewer sessions a station begin are left out.
         mixed
-            A seed that draws every car out of `MIXED_CARS`; otherwise a car takes what its station gives.
+            A seed that draws every car out of `_MIXED_CARS`; otherwise a car takes what its station gives.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Days:
             raise InputError(
                 f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
             )
-        wiring = stations_of(description)
+        wiring = make_stations(description)
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
         days = cls(site, dates, names, wiring, garage, physics, description.prices)
         busy = garage.begins.sum((1, 2)) >= quiet * len(names)
@@ -180,7 +180,7 @@ class Days:
         )
 
 
-def stations_of(description: Site) -> Stations:
+def make_stations(description: Site) -> Stations:
     """A site's wiring as programs read it, in single precision."""
     wiring = description.wiring()
     phases = np.array([len(station.phases) for station in description.stations.values()])
@@ -195,12 +195,12 @@ def stations_of(description: Site) -> Stations:
     return Stations(*(np.asarray(x, np.float32) for x in arrays))
 
 
-def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
+def _standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
     """Times in the zone's standard time, as datetime64[s]; gaps stay, and without a zone all.
 
     Of an hour that the clock on the wall shows twice the first is meant, or the later.
     """
-    times = in_zone(times, zone, later=later)
+    times = localize_times(times, zone, later=later)
     if times.dt.tz is not None:
         own = ZoneInfo(zone or str(times.dt.tz))
         times = times.dt.tz_convert(own)
@@ -213,12 +213,12 @@ def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.nd
     return times.to_numpy().astype("datetime64[s]")
 
 
-def summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
+def _summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
     """What the clock on the wall is ahead of standard time on each day, in hours."""
     if zone is None:
         return np.zeros(len(dates), np.float32)
     noon = pd.Series(dates.astype("datetime64[s]") + np.timedelta64(12, "h"))
-    ahead = noon - standard_time(noon, zone)
+    ahead = noon - _standard_time(noon, zone)
     return (ahead.dt.total_seconds().to_numpy() / 3600).astype(np.float32)
 
 
@@ -232,7 +232,7 @@ def _table(
 ) -> tuple[np.ndarray, Garage]:
     """The days of rows that are sorted by arrival, and their sessions."""
     times = {
-        name: standard_time(rows[name], zone, later=name != "arrival")
+        name: _standard_time(rows[name], zone, later=name != "arrival")
         for name in ("arrival", "departure", "stated_departure")
     }
     first_day = times["arrival"].min().astype("datetime64[D]")
@@ -249,8 +249,10 @@ def _table(
     most_kw = car_a * car_share * wiring.kw_per_a[station]
     if physics.taper:
         # The last part takes longer: the current falls with what is left.
-        falls = np.log(np.maximum(car_a / LAST_A, 1.001)) / (1 - LAST_A / np.maximum(car_a, 2.002))
-        most_kw = most_kw / (TAPERS_FROM + (1 - TAPERS_FROM) * falls)
+        falls = np.log(np.maximum(car_a / TAPER_END_A, 1.001)) / (
+            1 - TAPER_END_A / np.maximum(car_a, 2.002)
+        )
+        most_kw = most_kw / (TAPER_START_SHARE + (1 - TAPER_START_SHARE) * falls)
     stay = np.maximum(last - first, 0) * physics.period_hours
     need = np.minimum(rows.delivered_kwh.to_numpy(), stay * most_kw)
     whole = np.flatnonzero(last > first)
@@ -288,7 +290,7 @@ def _table(
         said_departure=spread(told[session], np.bool_),
         number=spread(session, np.int32),
         stay_hours=spread((hours["departure"] - hours["arrival"])[session]),
-        clock_hours=np.repeat(summer_hours(calendar, zone)[:, None], shape[1], 1),
+        clock_hours=np.repeat(_summer_hours(calendar, zone)[:, None], shape[1], 1),
     )
     return calendar, garage
 
@@ -304,7 +306,7 @@ def _cars(
             known = rows.max_kw.to_numpy() / wiring.kw_per_a[station]
             most = np.where(np.isfinite(known), np.minimum(known, cable), cable)
         return most, np.ones(len(rows))
-    kinds = np.array(MIXED_CARS)[
-        np.random.default_rng(mixed).integers(len(MIXED_CARS), size=len(rows))
+    kinds = np.array(_MIXED_CARS)[
+        np.random.default_rng(mixed).integers(len(_MIXED_CARS), size=len(rows))
     ]
     return np.minimum(kinds[:, 0], cable), np.minimum(kinds[:, 1], phases) / phases

@@ -36,7 +36,7 @@ _PRIOR = 0.5
 """Sessions' worth of trust in the regression alone."""
 
 
-class Medians(NamedTuple):
+class _Medians(NamedTuple):
     """What stands in where a driver stated nothing: medians of the training days."""
 
     requested_kwh: float
@@ -44,7 +44,7 @@ class Medians(NamedTuple):
     """From arrival to the stated departure."""
 
     @classmethod
-    def of(cls, *training: Garage) -> "Medians":
+    def of(cls, *training: Garage) -> "_Medians":
         """Of the training days of one or several sites; of what happened where nothing was stated."""
 
         def joined(name: str) -> np.ndarray:
@@ -67,7 +67,7 @@ class Predictor:
 
     need: np.ndarray
     stay: np.ndarray
-    medians: Medians
+    medians: _Medians
     """For statements."""
     to_come_kwh: np.ndarray
     """For earlier days: what was still to come after each period, in the mean of days and sites."""
@@ -76,7 +76,7 @@ class Predictor:
     def fit(cls, *training: Days) -> "Predictor":
         """Least squares on these days, which may be of several sites."""
         garages = [days.garage for days in training]
-        medians = Medians.of(*garages)
+        medians = _Medians.of(*garages)
         x = np.concatenate([_features(garage, medians)[garage.begins] for garage in garages])
         if len(x) < x.shape[1]:
             raise InputError(
@@ -87,7 +87,7 @@ class Predictor:
         stays = [_log(garage.stay_hours[garage.begins], _LEAST_HOURS) for garage in garages]
         need, *_ = np.linalg.lstsq(x, np.concatenate(needs))
         stay, *_ = np.linalg.lstsq(x, np.concatenate(stays))
-        usual = np.mean([still_to_come(garage).mean(0) for garage in garages], 0)
+        usual = np.mean([_sum_later_needs(garage).mean(0) for garage in garages], 0)
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
@@ -142,7 +142,7 @@ class Predictor:
             raise InputError(
                 "the policy's file has no sound predictions of needs and stays; train it again"
             )
-        medians = Medians(*found["medians"].tolist())
+        medians = _Medians(*found["medians"].tolist())
         return cls(found["need"], found["stay"], medians, found["to_come_kwh"])
 
 
@@ -166,7 +166,7 @@ class EarlierDays:
     day: np.ndarray
     """Days since 1970, ascending."""
     to_come_kwh: np.ndarray
-    """(days, quarters), as `still_to_come` has it."""
+    """(days, quarters), as `_sum_later_needs` has it."""
     request_day: np.ndarray
     """The day of each session whose driver stated something, ascending."""
     requests: np.ndarray
@@ -188,7 +188,7 @@ class EarlierDays:
         return cls(
             predictor,
             day,
-            still_to_come(garage),
+            _sum_later_needs(garage),
             np.broadcast_to(day[:, None, None], said.shape)[said],
             _requests(garage)[said],
             np.stack([need, stay], -1)[said],
@@ -257,7 +257,7 @@ def add_forecasts(
     return replace(some, garage=earlier.apply(some.garage, some.dates, stations))
 
 
-def still_to_come(garage: Garage) -> np.ndarray:
+def _sum_later_needs(garage: Garage) -> np.ndarray:
     """What cars that came after each quarter of an hour needed, in the mean of the stations."""
     days, stations, _ = garage.arrival.shape
     arriving = np.zeros((days, QUARTERS))
@@ -281,7 +281,7 @@ def _log(values: Any, least: float) -> np.ndarray:
     return np.log(np.maximum(values, least, dtype=float))
 
 
-def _features(garage: Garage, medians: Medians) -> np.ndarray:
+def _features(garage: Garage, medians: _Medians) -> np.ndarray:
     """What is known on arrival, (days, stations, sessions, features)."""
     requested = np.where(garage.said_energy, garage.requested_kwh, medians.requested_kwh)
     stated = garage.stated_departure - garage.arrived

@@ -27,24 +27,24 @@ from apportion_charging.setpoints import (
 
 QUARTERS = 96
 """Quarters of an hour in a day: how finely it is told what is still to come."""
-TAKEN = 0.9
+_TAKEN_SHARE = 0.9
 """A car that draws less than this share of its offer cannot take all of it."""
-IDLE_A = 0.5
+_IDLE_A = 0.5
 """A car that draws less has stopped."""
-DONE_PERIODS = 2
+_DONE_PERIODS = 2
 """Periods in which a car leaves its offer before it counts as done."""
-PROBE_HOURS = 0.5
+_PROBE_HOURS = 0.5
 """A car that is done is offered power again after so long, where some is free."""
-HELD_HOURS = 1 / 6
+_MIN_ON_HOURS = 1 / 6
 """An offer is not taken back before."""
 _MOMENT = 1e-3
 """Hours by which sums of periods may miss what they add up to."""
-TAPERS_FROM, LAST_A = 0.8, 2.0
+TAPER_START_SHARE, TAPER_END_A = 0.8, 2.0
 """From this share of its need on a car's current falls, to this at the end."""
 
 PerSession = Float[Numbers, "*stack entities sessions"]
 Flags = Bool[Numbers, "*stack entities"]
-Counts = Int[Numbers, "*stack entities"]
+_Counts = Int[Numbers, "*stack entities"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Physics:
 REAL = Physics()
 
 
-def physics_of(
+def make_physics(
     period_minutes: int = 15, *, ideal: bool = False, objective: str = "energy"
 ) -> Physics:
     """A real garage, or for comparison one of any power, where no car tapers and no meter is silent.
@@ -219,18 +219,18 @@ class StationView(eqx.Module):
     car_metered: Flags
 
 
-def unknown(stations: Stations) -> GarageState:
+def initial_state(stations: Stations) -> GarageState:
     """What is known of cars that have just come."""
     zeros = jnp.zeros_like(stations.max_a)
     return GarageState(zeros, zeros, zeros, stations.max_a, zeros > 0, zeros, zeros, zeros)
 
 
-def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions"]:
+def match_sessions(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions"]:
     """Which session fills period n, at most one a station."""
     return (day.arrival <= n) & (n < day.departure)
 
 
-def visit(
+def see_sessions(
     day: Garage,
     stations: Stations,
     n: Int[Array, ""],
@@ -238,7 +238,7 @@ def visit(
     physics: Physics = REAL,
 ) -> StationView:
     """Who is there in period n, as if all had just come: what no offer changes, and nothing drawn yet."""
-    here, hour = plugged_in(day, n), n * jnp.float32(physics.period_hours)
+    here, hour = match_sessions(day, n), n * jnp.float32(physics.period_hours)
     plugged = here.any(-1)
 
     def pick(values: Any) -> Array:
@@ -265,7 +265,7 @@ def visit(
         said_energy=(here & day.said_energy).any(-1),
         said_departure=(here & day.said_departure).any(-1),
         requested_kwh=said.open_kwh,
-        known=unknown(stations),
+        known=initial_state(stations),
         arrived=arrived,
         hours_here=jnp.where(plugged, hour - arrived, 0.0),
         said=said,
@@ -277,17 +277,17 @@ def visit(
         car_need_kwh=pick(day.need_kwh),
         car_a=pick(day.car_a),
         car_share=pick(day.car_share),
-        car_metered=_speaks(pick(day.number), n - pick(day.arrival), physics.gaps),
+        car_metered=_is_metered(pick(day.number), n - pick(day.arrival), physics.gaps),
     )
 
 
-def look(fresh: StationView, state: GarageState, physics: Physics = REAL) -> StationView:
+def see_state(fresh: StationView, state: GarageState, physics: Physics = REAL) -> StationView:
     """What is seen of those who are there, once they have been offered something."""
     stations = fresh.stations
     known = jax.tree.map(lambda kept, new: jnp.where(fresh.stays, kept, new), state, fresh.known)
-    done = known.idle_hours > DONE_PERIODS * physics.period_hours - _MOMENT
+    done = known.idle_hours > _DONE_PERIODS * physics.period_hours - _MOMENT
     can_draw = fresh.plugged & ~done
-    probed = fresh.plugged & (known.off_hours > PROBE_HOURS - _MOMENT)
+    probed = fresh.plugged & (known.off_hours > _PROBE_HOURS - _MOMENT)
     rate = known.limit_a * stations.kw_per_a
     usable = jnp.where(known.single, rate / stations.phases, rate)
 
@@ -317,7 +317,7 @@ def see(
     physics: Physics = REAL,
 ) -> StationView:
     """What is known at the start of period n."""
-    return look(visit(day, stations, n, capacity_kw, physics), state, physics)
+    return see_state(see_sessions(day, stations, n, capacity_kw, physics), state, physics)
 
 
 def offer(
@@ -329,7 +329,7 @@ def offer(
         able_a = jnp.where(seen.can_draw, seen.most_a, 0.0)
         return jnp.clip(wishes_kw / stations.kw_per_a, 0.0, able_a)
     on = known.on_hours > 0
-    held = on & (known.on_hours < HELD_HOURS - _MOMENT)
+    held = on & (known.on_hours < _MIN_ON_HOURS - _MOMENT)
     capacity_kw = seen.capacity_kw
     if not physics.fill:
         kept_on = jnp.where(held, stations.min_a * stations.kw_per_a, 0.0).sum()
@@ -350,8 +350,8 @@ def draw(
     current = seen.car_a
     if physics.taper:
         done = 1 - left / jnp.maximum(seen.car_need_kwh, 1e-6)
-        past = jnp.clip((done - TAPERS_FROM) / (1 - TAPERS_FROM), 0.0, 1.0)
-        current = jnp.where(past > 0, current + (LAST_A - current) * past, current)
+        past = jnp.clip((done - TAPER_START_SHARE) / (1 - TAPER_START_SHARE), 0.0, 1.0)
+        current = jnp.where(past > 0, current + (TAPER_END_A - current) * past, current)
     most = jnp.minimum(current * stations.kw_per_a * seen.car_share, left / physics.period_hours)
     # By `where`: a car that has all it needs is at a tie of `maximum`, where half a gradient would leak
     # into what it had got.
@@ -381,16 +381,16 @@ def learn(
     on = offered > 0
     heard = on & metered
     evenly = kw / stations.kw_per_a
-    too_little = (evenly > IDLE_A) & (evenly < TAKEN * stations.min_a)
+    too_little = (evenly > _IDLE_A) & (evenly < _TAKEN_SHARE * stations.min_a)
     asked = offered >= stations.min_a
     single = known.single | (heard & asked & (stations.phases > 1) & too_little)
     current = jnp.where(single, evenly * stations.phases, evenly)
     raised = jnp.minimum(stations.max_a, 1.5 * known.limit_a)
     raised = jnp.where(offered > known.limit_a - 1, raised, known.limit_a)
     lowered = jnp.clip(jnp.ceil(current) + 1, stations.min_a, stations.max_a)
-    taken = current >= TAKEN * offered
+    taken = current >= _TAKEN_SHARE * offered
     limit = jnp.where(taken, raised, lowered)
-    idle = jnp.where((current < IDLE_A) & ~taken, known.idle_hours + hours, 0.0)
+    idle = jnp.where((current < _IDLE_A) & ~taken, known.idle_hours + hours, 0.0)
     return GarageState(
         known.got_kwh,
         offered,
@@ -403,7 +403,7 @@ def learn(
     )
 
 
-def _speaks(number: Counts, periods_here: Counts, gaps: float) -> Flags:
+def _is_metered(number: _Counts, periods_here: _Counts, gaps: float) -> Flags:
     """Whether a session's meter speaks in a period: chance that every simulation of it agrees on."""
     mixed = number.astype(jnp.uint32) * np.uint32(2654435761)
     mixed = (mixed ^ (mixed >> 15)) + periods_here.astype(jnp.uint32) * np.uint32(2246822519)

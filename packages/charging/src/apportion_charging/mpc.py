@@ -27,12 +27,12 @@ from apportion_charging.garage import (
 )
 from apportion_charging.schedulers import (
     Delivered,
-    at_midnight,
     gather,
-    lanes_of,
-    on_first_days,
-    tasks_of,
-    with_room,
+    make_lanes,
+    move_to_first_days,
+    pad_days,
+    resolve_tasks,
+    start_day,
 )
 from apportion_charging.site import Tariff
 
@@ -61,23 +61,23 @@ def simulate_mpc(
         Plan for the least cost; without them, for the most energy.
     """
     garage, physics = days.garage, days.physics
-    tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    tasks, capacity = resolve_tasks(days, capacity_kw, members)
+    lanes, joins = make_lanes(days.joins), np.append(days.joins, False)
     # A row for each task and lane.
     task, lane = np.divmod(np.arange(len(tasks) * len(lanes)), len(lanes))
-    table, wiring = (jax.tree.map(jnp.asarray, x) for x in (with_room(garage), days.wiring))
+    table, wiring = (jax.tree.map(jnp.asarray, x) for x in (pad_days(garage), days.wiring))
     feeder, state = jnp.asarray(capacity[task]), None
     shape = (len(tasks), len(days), tasks.shape[1], garage.arrival.shape[2])
     energy, by_period = np.zeros(shape), np.zeros((*shape[:2], physics.periods))
     for day in lanes.T[:, lane]:
         today, stations = gather(table, wiring, day, tasks[task].astype(np.int32))
         arrival, departure = np.asarray(today.arrival), np.asarray(today.departure)
-        state = at_midnight(state, stations, joins[day])
+        state = start_day(state, stations, joins[day])
         by_session = np.zeros(arrival.shape, np.float32)
         together, peak = [], np.zeros(len(task))
         for n in range(physics.periods):
             seen = _see(today, stations, state, jnp.int32(n), feeder, physics)
-            wishes = plan(seen, physics, peak, prices)
+            wishes = _plan(seen, physics, peak, prices)
             state, drawn = _draw(seen, jnp.asarray(wishes, jnp.float32), physics)
             kwh = np.asarray(drawn)
             here = (arrival <= n) & (n < departure)
@@ -87,10 +87,10 @@ def simulate_mpc(
         there = day >= 0
         energy[task[there], day[there]] = by_session[there][..., : shape[-1]]
         by_period[task[there], day[there]] = np.stack(together, 1)[there]
-    return Delivered(on_first_days(energy[None], garage, tasks), by_period[None])
+    return Delivered(move_to_first_days(energy[None], garage, tasks), by_period[None])
 
 
-def plan(
+def _plan(
     seen: StationView, physics: Physics, peak_kw: np.ndarray, prices: Tariff | None = None
 ) -> np.ndarray:
     """The kW to wish for in each of several garages, (garages, entities), from what is seen there.

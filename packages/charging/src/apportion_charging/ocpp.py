@@ -33,7 +33,7 @@ from apportion_charging.controller import PowerOffers
 from apportion_charging.ocpp_versions import LINKS, Link, stamp
 from apportion_charging.site import Site, Station
 
-VALID_PERIODS = 3
+_VALID_PERIODS = 3
 """So long a profile holds where the server is lost; a charge point's clock may be a period off."""
 _PATIENCE_S = 10.0
 """Who has not answered by then has not heard."""
@@ -48,7 +48,7 @@ _websockets.setLevel(logging.CRITICAL)
 
 
 @dataclass
-class Transaction:
+class _Transaction:
     """A car at a station, as its charge point told of it."""
 
     number: str
@@ -59,7 +59,7 @@ class Transaction:
 
 
 @dataclass
-class Meter:
+class _Meter:
     """What a meter has shown since the last decision, once the newest offer had settled."""
 
     wh: list[tuple[datetime, float]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Meter:
 
 
 @dataclass(eq=False)
-class Point:
+class _Point:
     """A station, as its charge point shows it."""
 
     name: str
@@ -88,14 +88,14 @@ class Point:
     heard: bool = False
     """Whether its charge point ever spoke."""
     has_default: bool = False
-    car: Transaction | None = None
+    car: _Transaction | None = None
     profiles: list[tuple[float, float]] = field(default_factory=list)
     """Amperes that may be in force for this car, and until when: one where it was accepted."""
     again: bool = False
     """Whether it must be told anew, having come back."""
     status: str = ""
     full: bool | None = None
-    meter: Meter = field(default_factory=Meter)
+    meter: _Meter = field(default_factory=_Meter)
     register_wh: float | None = None
     settled: float = 0.0
     """When its newest offer can show on the meter."""
@@ -121,10 +121,10 @@ class Point:
             return 0.0
         return self.bound_a()
 
-    def begin(self, car: Transaction | None) -> None:
+    def begin(self, car: _Transaction | None) -> None:
         """A car has come, or it has left."""
         self.car, self.profiles, self.full, self.shown_kw = car, [], None, None
-        self.meter, self.register_wh, self.statements = Meter(), car and car.start_wh, {}
+        self.meter, self.register_wh, self.statements = _Meter(), car and car.start_wh, {}
 
     def delivered_kwh(self) -> float | None:
         """By the register; None where it has not spoken."""
@@ -166,8 +166,8 @@ class ChargePoints:
         self._deaf: set[str] = set()
         self._unknown: set[str] = set()
         self._number = 0
-        self.points = {name: Point(name, station) for name, station in site.stations.items()}
-        self._of: dict[str, dict[int, Point]] = {}
+        self.points = {name: _Point(name, station) for name, station in site.stations.items()}
+        self._of: dict[str, dict[int, _Point]] = {}
         for name, point in self.points.items():
             point_id, colon, connector = name.rpartition(":")
             if colon and connector.isdecimal():
@@ -246,8 +246,8 @@ class ChargePoints:
         self.changed.set()
 
     def begin(
-        self, point: Point, number: str | None, arrival: str, wh: Any, start: str = ""
-    ) -> Transaction:
+        self, point: _Point, number: str | None, arrival: str, wh: Any, start: str = ""
+    ) -> _Transaction:
         """A transaction that begins, or is heard of for the first time."""
         if point.car is not None and start and point.car.start == start:
             return point.car
@@ -255,33 +255,33 @@ class ChargePoints:
             # Larger than those of any earlier start of the server.
             self._number = max(self._number + 1, int(time.time()))
             number = str(self._number)
-        car = Transaction(number, self._moment(arrival), _number(wh), start)
+        car = _Transaction(number, self._moment(arrival), _number(wh), start)
         self._plug(point, car)
         return car
 
-    def end(self, point: Point | None) -> None:
+    def end(self, point: _Point | None) -> None:
         """Its car has left."""
         if point is not None:
             self._plug(point, None)
 
-    def _plug(self, point: Point, car: Transaction | None) -> None:
+    def _plug(self, point: _Point, car: _Transaction | None) -> None:
         point.begin(car)
         self._save()
         self.changed.set()
 
-    def find(self, point_id: str, number: str) -> Point | None:
+    def find(self, point_id: str, number: str) -> _Point | None:
         """Where a transaction is."""
         mine = self._of[point_id].values()
         return next((point for point in mine if point.car and point.car.number == number), None)
 
-    def at(self, point_id: str, connector: int | None) -> Point | None:
+    def at(self, point_id: str, connector: int | None) -> _Point | None:
         """The station of a connector; a charge point of one has it whatever its number."""
         mine = self._of[point_id]
         if connector == 0:
             return None
         return next(iter(mine.values())) if len(mine) == 1 else mine.get(connector or 1)
 
-    def became(self, point: Point | None, status: str) -> None:
+    def became(self, point: _Point | None, status: str) -> None:
         """What its connector or its car is now: free, or one that takes nothing of what it is offered."""
         if point is None:
             return
@@ -295,7 +295,7 @@ class ChargePoints:
             self.changed.set()
 
     def metered(
-        self, point: Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
+        self, point: _Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
     ) -> None:
         """Meter values, perhaps of a transaction that nobody knew; what cannot be is set aside."""
         if point is not None and point.car is None and number:
@@ -306,7 +306,7 @@ class ChargePoints:
         most, bad = 1.2 * volts * phases * point.station.max_a / 1000, None
         for value in values:
             moment = self._moment(value.get("timestamp", ""))
-            wh, kw, wrong = read_samples(value.get("sampled_value"), volts, phases)
+            wh, kw, wrong = _read_samples(value.get("sampled_value"), volts, phases)
             bad = wrong or bad
             settled = time.time() >= point.settled
             if wh is not None and point.register_wh is not None and wh < point.register_wh:
@@ -369,7 +369,7 @@ class ChargePoints:
                     # The meter's next period begins.
                     drawn = point.meter.drawn_kw()
                     point.shown_kw = point.shown_kw if drawn is None else drawn
-                    point.meter = Meter(point.meter.wh[-1:])
+                    point.meter = _Meter(point.meter.wh[-1:])
                 told = {
                     point: float(offers.allocation_a[point.name])
                     for point in self.points.values()
@@ -384,7 +384,7 @@ class ChargePoints:
             self._save()
             return offers
 
-    async def _raise(self, told: dict[Point, float], periodic: bool) -> None:
+    async def _raise(self, told: dict[_Point, float], periodic: bool) -> None:
         """Tell those who get as much or more, if all limits hold even where all of them take it."""
         new = {
             point: amperes
@@ -402,19 +402,19 @@ class ChargePoints:
             return
         self._deaf |= await self._tell(new)
 
-    async def _tell(self, amperes: dict[Point, float]) -> set[str]:
+    async def _tell(self, amperes: dict[_Point, float]) -> set[str]:
         """Tell stations their amperes, all at once; the names of those who did not take them."""
         answers = await asyncio.gather(*(self._tell_one(p, a) for p, a in amperes.items()))
         return {point.name for point, taken in zip(amperes, answers, strict=True) if not taken}
 
-    async def _tell_one(self, point: Point, amperes: float) -> bool:
+    async def _tell_one(self, point: _Point, amperes: float) -> bool:
         car, link = point.car, point.link
         if car is None or link is None:
             return False
-        until = time.time() + (VALID_PERIODS + 1) * self.every
+        until = time.time() + (_VALID_PERIODS + 1) * self.every
         schedule = {
             "start_schedule": stamp(datetime.now(UTC) - timedelta(seconds=self.every)),
-            "duration": math.ceil((VALID_PERIODS + 1) * self.every),
+            "duration": math.ceil((_VALID_PERIODS + 1) * self.every),
             **_one_period(amperes, point.station),
         }
         taken = await link.set_profile(point.connector, schedule, car.number)
@@ -422,21 +422,21 @@ class ChargePoints:
             return True
         if taken:
             if [before for before, _ in point.profiles] != [amperes]:
-                point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
+                point.settled, point.meter = time.time() + min(10.0, self.every / 10), _Meter()
             point.profiles, point.again = [(amperes, until)], False
             link.asked = link.asked and point.has_default
         elif taken is None:
             # In force or not; and once it is over, the default, where there is one. Of a car whose offer
             # nobody knows the meter tells nothing.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
-            point.settled, point.meter = math.inf, Meter()
+            point.settled, point.meter = math.inf, _Meter()
         wrong = None if taken else "no answer" if taken is None else "refused"
         self._note(point.name, "profile", wrong and f"{wrong}; {point.bound_a():g} A count")
         return bool(taken)
 
     async def _tell_defaults(self, periodic: bool) -> None:
         """See that a car gets nothing where nobody is told anything."""
-        waiting: dict[Link, list[Point]] = {}
+        waiting: dict[Link, list[_Point]] = {}
         for point in self.points.values():
             if point.link is not None and point.connected and not point.has_default:
                 waiting.setdefault(point.link, []).append(point)
@@ -448,7 +448,7 @@ class ChargePoints:
         ]
         await asyncio.gather(*asked)
 
-    async def _tell_default(self, link: Link, points: list[Point]) -> None:
+    async def _tell_default(self, link: Link, points: list[_Point]) -> None:
         link.asked = True
         taken = await link.set_profile(0, _one_period(0.0, points[0].station), None)
         for point in points:
@@ -536,21 +536,21 @@ class ChargePoints:
                 point.heard, point.has_default = True, bool(kept["has_default"])
                 if car is not None:
                     car["arrival"] = datetime.fromisoformat(car["arrival"])
-                    point.begin(Transaction(**car))
+                    point.begin(_Transaction(**car))
                 point.register_wh = kept["register_wh"]
                 point.profiles = [(float(a), float(until)) for a, until in kept["profiles"]]
 
 
-def read_samples(
+def _read_samples(
     samples: Any, volts: float, phases: int
 ) -> tuple[float | None, float | None, str | None]:
     """Register in Wh and power in kW of one meter value, and what of it cannot be.
 
-    >>> read_samples([{"value": "1.5", "unit": "kWh"}], 230.0, 3)
+    >>> _read_samples([{"value": "1.5", "unit": "kWh"}], 230.0, 3)
     (1500.0, None, None)
-    >>> read_samples([{"value": "10", "measurand": "Current.Import", "phase": "L1"}], 230.0, 3)
+    >>> _read_samples([{"value": "10", "measurand": "Current.Import", "phase": "L1"}], 230.0, 3)
     (None, 2.3, None)
-    >>> read_samples([{"value": "x"}], 230.0, 3)
+    >>> _read_samples([{"value": "x"}], 230.0, 3)
     (None, None, "'x'")
     """
     wh, kw, by_current, bad = None, None, None, None

@@ -100,7 +100,7 @@ class Link(ABC):
         return self.results.DataTransfer("UnknownVendorId")
 
 
-class Link16(Link, ChargePoint16):
+class _Link16(Link, ChargePoint16):
     """A connection by OCPP 1.6: the server numbers the transactions."""
 
     calls, results, place = call16, result16, "connector_id"
@@ -126,7 +126,7 @@ class Link16(Link, ChargePoint16):
         return result16.StopTransaction({"status": "Accepted"})  # pyright: ignore
 
 
-class Link201(Link, ChargePoint201):
+class _Link201(Link, ChargePoint201):
     """A connection by OCPP 2.0.1: all that happens in a transaction is an event."""
 
     calls, results, place = call201, result201, "evse_id"
@@ -160,7 +160,7 @@ class Link201(Link, ChargePoint201):
         return result201.NotifyReport()
 
 
-LINKS = {"ocpp2.0.1": Link201, "ocpp1.6": Link16}
+LINKS = {"ocpp2.0.1": _Link201, "ocpp1.6": _Link16}
 """By the subprotocol that a charge point asks for; the first that it offers too is taken."""
 
 

@@ -23,7 +23,6 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
 from apportion.errors import InputError
-from apportion.policy import Policy
 from apportion_charging.days import Days
 from apportion_charging.garage import (
     Flags,
@@ -35,14 +34,13 @@ from apportion_charging.garage import (
     Stations,
     StationView,
     draw,
-    look,
-    plugged_in,
+    initial_state,
+    match_sessions,
     see,
-    unknown,
-    visit,
+    see_sessions,
+    see_state,
 )
-from apportion_charging.problem import observation, with_spare
-from apportion_charging.setpoints import COMPARED, comes_before, unsorted
+from apportion_charging.setpoints import MAX_COMPARED, comes_before, restore_order
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
 """From what is seen to the kW wished for each station, within their limits and the capacity."""
@@ -58,40 +56,34 @@ _TOGETHER = 16
 """Days in one linear programme: calling the solver costs more than a day's solution."""
 
 
-def equal(seen: StationView) -> PerStation:
+def _equal(seen: StationView) -> PerStation:
     """The same to every car that can draw; what exceeds one's limit goes to the others."""
-    return pour(seen.limit_kw, seen.capacity_kw)
+    return _pour(seen.limit_kw, seen.capacity_kw)
 
 
-def in_order(key: Callable[[StationView], PerStation]) -> Schedule:
+def _serve_by(key: Callable[[StationView], PerStation]) -> Schedule:
     """The scheduler that serves the smallest of these keys first."""
-    return lambda seen: serve_in_order(seen, key(seen))
+    return lambda seen: _serve_in_order(seen, key(seen))
 
 
-def clairvoyant(seen: StationView) -> PerStation:
+def _clairvoyant(seen: StationView) -> PerStation:
     """Least laxity first by true needs and departures; nothing is offered beyond the need."""
     useful = jnp.minimum(seen.limit_kw, 4 * seen.truth.open_kwh)
-    return serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
+    return _serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
 
 
-fcfs = in_order(lambda seen: seen.arrived)
-"""First come, first served."""
-edf = in_order(lambda seen: seen.said.hours_left)
-"""Earliest stated departure first."""
-llf = in_order(lambda seen: seen.said.laxity)
-"""Least laxity first, by statements."""
 SCHEDULERS: dict[str, Schedule] = {
-    "equal": equal,
-    "fcfs": fcfs,
-    "edf": edf,
-    "llf": llf,
-    "edf-predicted": in_order(lambda seen: seen.predicted.hours_left),
-    "llf-predicted": in_order(lambda seen: seen.predicted.laxity),
+    "equal": _equal,
+    "fcfs": _serve_by(lambda seen: seen.arrived),
+    "edf": _serve_by(lambda seen: seen.said.hours_left),
+    "llf": _serve_by(lambda seen: seen.said.laxity),
+    "edf-predicted": _serve_by(lambda seen: seen.predicted.hours_left),
+    "llf-predicted": _serve_by(lambda seen: seen.predicted.laxity),
     # By predictions that recall earlier days where the days do.
-    "llf-recalled": in_order(lambda seen: seen.recalled.laxity),
+    "llf-recalled": _serve_by(lambda seen: seen.recalled.laxity),
     # The car with the most of its request still open first.
-    "largest-remaining": in_order(lambda seen: -seen.said.open_kwh),
-    "clairvoyant": clairvoyant,
+    "largest-remaining": _serve_by(lambda seen: -seen.said.open_kwh),
+    "clairvoyant": _clairvoyant,
 }
 """Every scheduler by the name that the command line and the reports use."""
 CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
@@ -99,22 +91,7 @@ HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
 """What no scheduler can know at the time."""
 
 
-class PolicySchedule(eqx.Module):
-    """A policy as a scheduler."""
-
-    policy: Policy
-    spare: bool = eqx.field(static=True, default=False)
-    """Whether it may leave power unused."""
-
-    def __call__(self, seen: StationView) -> PerStation:
-        count = seen.can_draw.shape[0]
-        shown = observation(seen, jnp.ones(count, bool))
-        shown = with_spare(shown) if self.spare else shown
-        everyone = jnp.ones(count + self.spare, bool)
-        return self.policy(shown, everyone)[:count] * seen.capacity_kw
-
-
-def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
+def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """Pour `capacity` evenly over stations until each is at its limit (water-filling, exactly).
 
     >>> pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
@@ -122,10 +99,10 @@ def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """
     # With the level at station i's limit this much is poured; the level lies above every limit that
     # pours no more than there is.
-    if len(limits) > COMPARED:
+    if len(limits) > MAX_COMPARED:
         order = jnp.argsort(limits)
         rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
-        poured = unsorted(jnp.cumsum(rising) + rising * above, order)
+        poured = restore_order(jnp.cumsum(rising) + rising * above, order)
     else:
         poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
     below = poured <= capacity
@@ -134,12 +111,12 @@ def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     return jnp.where(below, limits, jnp.minimum(level, limits))
 
 
-def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
+def _serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
-    if len(key) > COMPARED:
+    if len(key) > MAX_COMPARED:
         order = jnp.lexsort([seen.arrived, key])
         served = seen.limit_kw[order]
-        taken = unsorted(jnp.cumsum(served) - served, order)
+        taken = restore_order(jnp.cumsum(served) - served, order)
         return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
     # The barrier keeps a key from being computed anew for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
@@ -163,7 +140,7 @@ def walk_day(
         return state, (seen, drawn)
 
     periods = jnp.arange(physics.periods, dtype=jnp.int32)
-    return jax.lax.scan(period, unknown(stations), periods)[1]
+    return jax.lax.scan(period, initial_state(stations), periods)[1]
 
 
 @eqx.filter_jit
@@ -237,14 +214,14 @@ def _stretch(
         wiring = stations.at(jnp.minimum(station, len(rank) - 1))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
-    fresh = jax.vmap(lambda n: visit(packed_day, wiring, n, capacity_kw, physics))(periods)
+    fresh = jax.vmap(lambda n: see_sessions(packed_day, wiring, n, capacity_kw, physics))(periods)
 
     def period(state, fresh):
-        seen = look(fresh, state, physics)
+        seen = see_state(fresh, state, physics)
         return draw(seen, schedule(seen), physics)
 
     packed, drawn = jax.lax.scan(period, packed, fresh)
-    here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
+    here = jax.vmap(lambda n: match_sessions(packed_day, n))(periods)
     added = jnp.where(here, drawn[..., None], 0.0).sum(0)
     together = drawn.sum(-1)
     if size == len(rank):
@@ -269,14 +246,14 @@ def gather(
     return today, jax.vmap(stations.at)(members)
 
 
-def lanes_of(joins: np.ndarray) -> np.ndarray:
+def make_lanes(joins: np.ndarray) -> np.ndarray:
     """Days as lanes that can be walked side by side, (lanes, days); -1 is no day.
 
     A day that joins the one before follows it in its lane. Others begin anew, wherever they stand: they
     fill the lanes up to the length of the longest, which all are walked for. Days without a night are kept
     together, since hours in which nobody is anywhere cost nothing.
 
-    >>> lanes_of(np.array([False, False, True, True, False, False, True])).tolist()
+    >>> make_lanes(np.array([False, False, True, True, False, False, True])).tolist()
     [[1, 2, 3], [5, 6, 0], [4, -1, -1]]
     """
     together = np.split(np.arange(len(joins)), np.flatnonzero(~joins)[1:])
@@ -290,11 +267,11 @@ def lanes_of(joins: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def at_midnight(
+def start_day(
     state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
 ) -> GarageState:
     """What is known as a day begins: what was, where it joins the day before, and nothing elsewhere."""
-    nothing = jax.vmap(unknown)(stations)
+    nothing = jax.vmap(initial_state)(stations)
     if state is None:
         return nothing
     return jax.tree.map(lambda was, new: jnp.where(joins[:, None], was, new), state, nothing)
@@ -309,7 +286,7 @@ class Delivered(NamedTuple):
     """By all together, when they drew it: (schedules, tasks, days, periods)."""
 
 
-def tasks_of(
+def resolve_tasks(
     days: Days, capacity_kw: np.ndarray | float, members: Array | np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The stations of each task, by default one of all, and each task's feeder."""
@@ -332,16 +309,16 @@ def simulate(
     by default one task of all; `capacity_kw` is that of all tasks, or of each.
     """
     garage, physics = days.garage, days.physics
-    tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    tasks, capacity = resolve_tasks(days, capacity_kw, members)
+    lanes, joins = make_lanes(days.joins), np.append(days.joins, False)
     # A row for each lane and task.
     lane, task = np.divmod(np.arange(lanes.shape[0] * len(tasks)), len(tasks))
     on_cpu = jax.default_backend() == "cpu"
     cores = (os.cpu_count() or 1) if on_cpu else 1
     room = max((_ROWS if on_cpu else _ROWS_OF_A_GPU) // tasks.shape[1], 1)
-    size = rows_at_once(-(-len(lane) // cores), room, 2 if on_cpu else 8)
+    size = _batch_size(-(-len(lane) // cores), room, 2 if on_cpu else 8)
     parts = np.array_split(np.arange(len(lane)), range(size, len(lane), size))
-    table = jax.tree.map(jnp.asarray, with_room(garage))
+    table = jax.tree.map(jnp.asarray, pad_days(garage))
     wiring = jax.tree.map(jnp.asarray, days.wiring)
     whole = (len(schedules), len(tasks), len(days))
     sessions = garage.arrival.shape[2]
@@ -356,7 +333,7 @@ def simulate(
         state = None
         for today in days_of.T[: min(most, (days_of >= 0).sum(1).max())]:
             here, stations = gather(table, wiring, today, tasks[own].astype(np.int32))
-            state = at_midnight(state, stations, joins[today])
+            state = start_day(state, stations, joins[today])
             feeder = jnp.asarray(capacity[own])
             state, *found = _walk_rows(
                 here, stations, state, feeder, tuple(schedules), jnp.int32(number), physics
@@ -372,15 +349,15 @@ def simulate(
         walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
         list(threads.map(walk, jobs))
-    return Delivered(on_first_days(energy, garage, tasks), by_period)
+    return Delivered(move_to_first_days(energy, garage, tasks), by_period)
 
 
-def rows_at_once(rows: int, room: int, step: int) -> int:
+def _batch_size(rows: int, room: int, step: int) -> int:
     """How many garages are walked side by side: a power of `step`, or what there is room for.
 
     Few sizes, since each is compiled; on a GPU compiling costs more than rows that nobody needs.
 
-    >>> rows_at_once(100, 409, 2), rows_at_once(10_000, 409, 2)
+    >>> _batch_size(100, 409, 2), _batch_size(10_000, 409, 2)
     (128, 256)
     """
     size, most = 1, 2 ** (room.bit_length() - 1)
@@ -389,7 +366,7 @@ def rows_at_once(rows: int, room: int, step: int) -> int:
     return min(size, most)
 
 
-def with_room(garage: Garage) -> Garage:
+def pad_days(garage: Garage) -> Garage:
     """An empty day behind the last, and sessions in fours, so that sites are alike to a program."""
     shape = garage.arrival.shape
 
@@ -401,7 +378,7 @@ def with_room(garage: Garage) -> Garage:
     return jax.tree.map(padded, garage)
 
 
-def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
+def move_to_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
     """Energy of sessions that span days, moved to the first; of those that began before, left out."""
     begins, number = np.asarray(garage.begins), np.asarray(garage.number)
     goes_on = np.asarray(garage.there) & ~begins

@@ -46,7 +46,7 @@ _log = logging.getLogger("apportion.charging")
 
 
 @dataclass
-class CertificateGate:
+class _CertificateGate:
     """How far the policy is trusted: as its certificate says, if it is of this site and this baseline.
 
     A certificate that is written while the controller runs counts from the next decision on.
@@ -86,7 +86,7 @@ class CertificateGate:
 class Service:
     """A controller, its gate, and what is remembered of its decisions."""
 
-    def __init__(self, controller: Controller, gate: CertificateGate, *, every: float):
+    def __init__(self, controller: Controller, gate: _CertificateGate, *, every: float):
         self.controller, self.gate, self.every = controller, gate, every
         self.points: ChargePoints | None = None
         self.offers: PowerOffers | None = None
@@ -311,7 +311,7 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-async def run_service(
+async def _run_service(
     service: Service, http: socket.socket, ocpp: socket.socket | None, stop: asyncio.Event
 ) -> None:
     """Answer until told to stop."""
@@ -366,7 +366,7 @@ async def _live(
     site = controller.site
     every = options.every or 60.0 * site.period_minutes
     certificate = options.certificate or folder / "certificate.json"
-    gate = CertificateGate(certificate, site, options.baseline, options.trust)
+    gate = _CertificateGate(certificate, site, options.baseline, options.trust)
     service = Service(controller, gate, every=every)
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is not None:
@@ -379,7 +379,7 @@ async def _live(
         loop.call_soon_threadsafe(stop.set)
 
     with listening(leave):
-        await run_service(service, http, ocpp, stop)
+        await _run_service(service, http, ocpp, stop)
     return service.decided.total()
 
 

@@ -25,10 +25,10 @@ from apportion.domains.tables import load_table
 from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
-MOST_KW, MOST_KWH = 400.0, 1000.0
+_MAX_KW, _MAX_KWH = 400.0, 1000.0
 """What no cable gives, and no car takes: whose energies are beyond has them in Wh."""
-EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
-LAYOUT = {
+_EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
+_LAYOUT = {
     "site": "siteID",
     # ACN calls the place where a car stands a space; its names are those of the embedded sessions.
     "station": "spaceID",
@@ -111,7 +111,7 @@ def read_sessions(
     Parameters
     ----------
     path
-        CSV or Parquet with the columns of `LAYOUT`; site and what drivers stated may be left out.
+        CSV or Parquet with the columns of `_LAYOUT`; site and what drivers stated may be left out.
     timezone
         Where the garage is, such as America/Los_Angeles: all times are then in this zone.
     usual_zone
@@ -148,11 +148,11 @@ def inspect_sessions(
 ) -> CheckedSessions:
     """Read and check a file of sessions as `read_sessions` does, and note what is odd in it."""
     source = "embedded sessions" if path is None else str(path)
-    raw = load_table(EMBEDDED if path is None else Path(path), "charging sessions")
-    return inspect_frame(rename(raw, columns, source), source, timezone, usual_zone)
+    raw = load_table(_EMBEDDED if path is None else Path(path), "charging sessions")
+    return _inspect_frame(_rename_columns(raw, columns, source), source, timezone, usual_zone)
 
 
-def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
+def _rename_columns(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
     """A table with the columns called as we do that words such as `arrival=Start` name.
 
     Several may stand in one word, with commas between them.
@@ -161,7 +161,7 @@ def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFra
     >>> list(rename(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
     ['arrival', 'departure']
     """
-    known, theirs = [*LAYOUT, "max_kw", "timezone"], {}
+    known, theirs = [*_LAYOUT, "max_kw", "timezone"], {}
     for pair in [pair for word in columns for pair in re.split(r",(?=\s*\w+\s*=)", word)]:
         ours, equals, name = (part.strip() for part in pair.partition("="))
         if not equals or ours not in known:
@@ -231,7 +231,7 @@ class _Found:
         return [f"{self.source}: {what} in {many}, first at {first}{shown}; {then}"]
 
 
-def inspect_frame(
+def _inspect_frame(
     raw: pd.DataFrame, source: str, timezone: str | None = None, usual_zone: str | None = None
 ) -> CheckedSessions:
     """Check a table of sessions, whose columns may be ours or ACN-Data's."""
@@ -241,7 +241,7 @@ def inspect_frame(
         if name not in columns:
             found.refusals.append(
                 f'{source}: column "{name}" is missing; add it, or say what it is called there with '
-                f"--columns {name}=THEIRS (ACN-Data calls it {LAYOUT[name]}): "
+                f"--columns {name}=THEIRS (ACN-Data calls it {_LAYOUT[name]}): "
                 f"the columns found are {', '.join(map(str, raw.columns)) or 'none'}"
             )
     if raw.empty and not found.refusals:
@@ -261,7 +261,7 @@ def inspect_frame(
     times = _local_times(columns, zone, found)
     for name in _TIMES:
         nothing = pd.Series(np.full(len(frame), "NaT", "datetime64[s]"), frame.index)
-        frame[name] = times[name] if name in times else in_zone(nothing, zone)
+        frame[name] = times[name] if name in times else localize_times(nothing, zone)
     for name in ("requested_kwh", "delivered_kwh"):
         frame[name] = _numbers(columns[name], name, found) if name in columns else np.nan
     if "max_kw" in columns:
@@ -292,14 +292,14 @@ def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
         there.setdefault(str(column).strip().lower(), raw.iloc[:, place])
     columns = {
         name: there[known]
-        for name, theirs in LAYOUT.items()
+        for name, theirs in _LAYOUT.items()
         for known in (theirs.lower(), name)
         if known in there
     }
     if "userinputs" in there:
         stated = [_first_input(value) for value in there["userinputs"]]
         for name in ("stated_departure", "requested_kwh"):
-            values = [str(entry.get(LAYOUT[name]) or "") for entry in stated]
+            values = [str(entry.get(_LAYOUT[name]) or "") for entry in stated]
             columns.setdefault(name, pd.Series(values, raw.index, dtype=object))
     return columns | {name: there[name] for name in ("max_kw", "timezone") if name in there}
 
@@ -369,7 +369,7 @@ def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
     return None
 
 
-def in_zone(times: Any, zone: str | None, *, later: bool = False) -> Any:
+def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
     """Times of the clock on the wall in their zone; those that it has stay.
 
     Of an hour that the clock shows twice the first is meant, or the later; one it leaves out is the next.
@@ -404,7 +404,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
     if zone is not None and zoned.keys() == {True}:
         return {name: column.dt.tz_convert(zone) for name, column in times.items()}
     return {
-        name: in_zone(column.dt.tz_localize(None), zone, later=name != "arrival")
+        name: localize_times(column.dt.tz_localize(None), zone, later=name != "arrival")
         for name, column in times.items()
     }
 
@@ -460,7 +460,7 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
 
 def _beyond(kwh: Any, hours: Any) -> Any:
     """Energies that no cable gives in these hours, or no car takes."""
-    return (kwh > MOST_KWH) | (kwh > MOST_KW * hours + 1)
+    return (kwh > _MAX_KWH) | (kwh > _MAX_KW * hours + 1)
 
 
 def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
@@ -479,7 +479,7 @@ def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
 
 def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
     """Name the columns that nothing is done with."""
-    known = [*LAYOUT, *(theirs.lower() for theirs in LAYOUT.values()), *_OTHERS]
+    known = [*_LAYOUT, *(theirs.lower() for theirs in _LAYOUT.values()), *_OTHERS]
     unused = [str(name) for name in raw.columns if str(name).strip().lower() not in known]
     if unused:
         near = suggest(unused[0].strip().lower(), known) if len(unused) == 1 else ""
@@ -499,7 +499,7 @@ def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
     hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
     found.note(
         _beyond(frame.delivered_kwh, hours),
-        f"more was taken than {MOST_KW:g} kW gives",
+        f"more was taken than {_MAX_KW:g} kW gives",
         "the need is cut to what the station can give",
     )
     early = frame.stated_departure < frame.arrival

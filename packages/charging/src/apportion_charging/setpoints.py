@@ -28,7 +28,7 @@ _ALIKE_A = 1e-2
 _UNROLLED = 16
 """Stations in a step of the loop on a GPU, where kernels are many; on a processor it compiles too long."""
 
-COMPARED = 512
+MAX_COMPARED = 512
 """Stations that are put in order by comparing all with all; more are sorted."""
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ else:
     # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
     Numbers = Array | np.ndarray
 PerStation = Float[Numbers, "*stack entities"]
-Amperes = Float[Array, " entities"]
+_Amperes = Float[Array, " entities"]
 
 
 class Stations(eqx.Module):
@@ -72,13 +72,13 @@ class Stations(eqx.Module):
 
 def set_points(
     wishes_kw: Float[Array, " entities"],
-    most_a: Amperes,
+    most_a: _Amperes,
     stations: Stations,
     capacity_kw: Float[Array, ""],
     *,
     on: Bool[Array, " entities"],
     held: Bool[Array, " entities"],
-) -> Amperes:
+) -> _Amperes:
     """Whole amperes for each station.
 
     Parameters
@@ -105,7 +105,7 @@ def set_points(
     loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]
     limits = jnp.append(capacity_kw, stations.limit_a)
 
-    def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
+    def serve(given: _Amperes, wanted: _Amperes, willing: Bool[Array, " entities"]) -> _Amperes:
         """Raise the willing, one after the other, towards what they want, as far as there is room."""
 
         def one(used, station):
@@ -129,8 +129,8 @@ def set_points(
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
     """Each station's place in the order of service; of equal ones the first is served first."""
     keys = [-key.astype(wish.dtype) for key in (on, wish, held)]
-    if len(wish) > COMPARED:
-        return unsorted(jnp.arange(len(wish), dtype=jnp.int32), jnp.lexsort(keys))
+    if len(wish) > MAX_COMPARED:
+        return restore_order(jnp.arange(len(wish), dtype=jnp.int32), jnp.lexsort(keys))
     return comes_before(*keys).sum(0)
 
 
@@ -148,7 +148,7 @@ def comes_before(*keys: Array) -> Bool[Array, "entities entities"]:
     return before
 
 
-def unsorted(values: Array, order: Int[Array, " entities"]) -> Array:
+def restore_order(values: Array, order: Int[Array, " entities"]) -> Array:
     """Values that stand in an order, each where it was before."""
     return values[jnp.argsort(order)]
 
