@@ -257,22 +257,6 @@ def test_no_bit_of_what_is_said_of_a_day_depends_on_later_ones(saved, untrained,
         assert again.values[: len(gains.values)].tobytes() == gains.values.tobytes()
 
 
-def test_a_car_that_is_still_there_keeps_its_day_open(garages):
-    description = garages.descriptions["jpl"]
-    name = next(iter(description.stations))
-    rows = [
-        ("2019-07-01 08:00", "2019-07-01 10:00"),
-        ("2019-07-02 20:00", "2019-07-04 10:00"),
-        ("2019-07-05 08:00", "2019-07-05 10:00"),
-        ("2019-07-08 08:00", "2019-07-09 10:00"),
-    ]
-    for count, over in ((1, "2019-07-01"), (2, "2019-07-01"), (3, "2019-07-05"), (4, "2019-07-07")):
-        frame = pd.DataFrame(rows[:count], columns=["arrival", "departure"])
-        frame = frame.assign(site="jpl", station=name, delivered_kwh=5.0)
-        days = Days.of(_inspect_frame(frame, "sessions").frame, "jpl", description)
-        assert str(days.over) == over
-
-
 def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, tested):
     new = FRAME[FRAME.site == "jpl"].tail(2).assign(station=["AAA", "ZZZ"])
     both = pd.concat([FRAME, new], ignore_index=True).astype({"site": str, "station": str})

@@ -1,10 +1,9 @@
-"""The table of charging sessions, read from CSV or Parquet; one sentence for each thing wrong with it.
+"""The table of charging sessions, read from CSV or Parquet and checked.
 
 A row is a car's stay at a station: site, station, arrival, departure, stated_departure, requested_kwh,
-delivered_kwh and, where it is known, max_kw, what the car can take; ACN-Data's own layout is understood,
-too. Times are local: ISO 8601 without a zone, or with one where it is said which zone the garage is in.
-Everything behind this file may rely on names that are text, times of one zone, that of the garage, or of
-none where it is not known, departures after arrivals, and energies that are finite and >= 0.
+delivered_kwh and optionally max_kw, the car's maximum power. ACN-Data's own layout is known too. Times are
+local: ISO 8601 without a zone, or with one if the garage's zone is given. The result has text names, times
+in one zone or none, departures after arrivals, and finite energies >= 0.
 """
 
 import ast
@@ -26,7 +25,7 @@ from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
 _MAX_KW, _MAX_KWH = 400.0, 1000.0
-"""What no cable gives, and no car takes: whose energies are beyond has them in Wh."""
+"""More than any cable gives or any car takes: such energies are in Wh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
@@ -38,7 +37,7 @@ _LAYOUT = {
     "requested_kwh": "kWhRequested",
     "delivered_kwh": "kWhDelivered",
 }
-"""Columns, and what ACN-Data calls them; what drivers stated it has inside a column userInputs."""
+"""Our columns and ACN-Data's; the latter has statements inside a column userInputs."""
 _OTHERS = ("max_kw", "userinputs", "timezone")
 """Columns that may be there beside them."""
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
@@ -50,7 +49,7 @@ _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
 """No car stays longer, and no few sessions are so far from all others: one of the dates is wrong."""
 _PAUSE = pd.Timedelta(days=14)
-"""A longer one is told."""
+"""Longer pauses are noted."""
 
 
 def count(number: int, thing: str) -> str:
@@ -99,39 +98,17 @@ class CheckedSessions:
         return self.frame
 
 
-def read_sessions(
-    path: str | Path | None = None,
-    *,
-    timezone: str | None = None,
-    usual_zone: str | None = None,
-    columns: Sequence[str] = (),
-) -> pd.DataFrame:
+def read_sessions(path: str | Path | None = None, **options: Any) -> pd.DataFrame:
     """Read and check a file of sessions; without one, the embedded sessions.
 
-    Parameters
-    ----------
-    path
-        CSV or Parquet with the columns of `_LAYOUT`; site and what drivers stated may be left out.
-    timezone
-        Where the garage is, such as America/Los_Angeles: all times are then in this zone.
-    usual_zone
-        Where it is if the file itself does not say.
-    columns
-        What the file calls them, where that is neither ours nor ACN-Data's: `arrival=Start` and so on.
-
-    Raises
-    ------
-    InputError
-        Everything that is wrong with the file, a sentence for each.
+    Options are those of `inspect_sessions`.
 
     Examples
     --------
     >>> read_sessions().groupby("site", observed=True).size().to_dict()
     {'caltech': 8533, 'jpl': 14916}
     """
-    if path is None:
-        return _embedded().copy()
-    return inspect_sessions(path, timezone=timezone, usual_zone=usual_zone, columns=columns).frame
+    return _embedded().copy() if path is None else inspect_sessions(path, **options).frame
 
 
 @cache
@@ -146,7 +123,24 @@ def inspect_sessions(
     usual_zone: str | None = None,
     columns: Sequence[str] = (),
 ) -> CheckedSessions:
-    """Read and check a file of sessions as `read_sessions` does, and note what is odd in it."""
+    """Read and check a file of sessions, and note what is odd in it.
+
+    Parameters
+    ----------
+    path
+        CSV or Parquet; site, stated_departure and requested_kwh may be absent.
+    timezone
+        The garage's zone, such as America/Los_Angeles: all times are then in this zone.
+    usual_zone
+        The zone if the file itself names none.
+    columns
+        The file's own column names, such as `arrival=Start`; ours and ACN-Data's are known.
+
+    Raises
+    ------
+    InputError
+        One sentence for each thing that is wrong with the file.
+    """
     source = "embedded sessions" if path is None else str(path)
     raw = load_table(_EMBEDDED if path is None else Path(path), "charging sessions")
     return _inspect_frame(_rename_columns(raw, columns, source), source, timezone, usual_zone)
@@ -305,7 +299,7 @@ def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
 
 
 def _refuse_alike(names: Iterable[str], what: str, found: _Found) -> None:
-    """Refuse names that differ by case only: which one is meant nobody can tell."""
+    """Refuse names that differ by case only."""
     spelt: dict[str, str] = {}
     for name in names:
         other = spelt.setdefault(name.casefold(), name)
@@ -351,7 +345,7 @@ def _text(column: Any) -> Any:
 
 
 def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
-    """The zone that was told, or that the file names for all its sessions, as ACN's does."""
+    """Return the given zone, or the one that the file names for all sessions."""
     zones = [] if column is None else [zone for zone in _text(column).unique() if zone]
     zones = zones if timezone is None else [timezone]
     if len(zones) > 1:
@@ -370,9 +364,10 @@ def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
 
 
 def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
-    """Times of the clock on the wall in their zone; those that it has stay.
+    """Localise times in a zone unless they have one.
 
-    Of an hour that the clock shows twice the first is meant, or the later; one it leaves out is the next.
+    In an hour that the clock repeats, the first pass is meant, or the second with `later`; a time that
+    the clock skips moves forward.
     """
     if zone is None or times.dt.tz is not None:
         return times
@@ -396,7 +391,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
     elif True in zoned and zone is None:
         name = zoned[True]
         found.refusals.append(
-            f"{found.source}: times carry a zone, and it is not said which one is the garage's; give "
+            f"{found.source}: times carry a zone, and the garage's zone is unknown; give "
             "--timezone, or a column timezone, such as America/Los_Angeles, or write local times: "
             f'pd.to_datetime(frame["{name}"], utc=True).dt.tz_convert(ZONE).dt.tz_localize(None)'
         )
