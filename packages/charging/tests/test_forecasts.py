@@ -68,7 +68,7 @@ def test_a_predictor_survives_being_saved():
     np.testing.assert_array_equal(again.need, FITTED.need)
     np.testing.assert_array_equal(again.to_come_kwh, FITTED.to_come_kwh)
     for broken in ({}, saved | {"need": [float("nan")] * 9}, saved | {"stay": [1.0]}):
-        with pytest.raises(InputError, match="no sound predictions .* train it again"):
+        with pytest.raises(InputError, match="no valid predictions .* train it again"):
             Predictor.from_dict(broken)
 
 

@@ -1,9 +1,9 @@
-"""A policy beside every scheduler on the same days, stations and feeder, and how sure its lead is.
+"""A policy and every scheduler on the same days, stations and feeder, with intervals of its lead.
 
-Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of
-days: what the weather or a holiday does to one day it does to all tasks. A certificate bets on gains by
-day: the difference of the shares of that day's need that both met, over all garages drawn at the site, so
-that what garages of one day have in common counts once. Only days after training count.
+Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of days,
+because all tasks share a day's weather and holidays. A certificate bets on gains by day: the difference of
+the shares of that day's need that both met, over all garages drawn at the site. Only days after training
+count.
 """
 
 import json
@@ -67,7 +67,7 @@ _FORMATS: Any = {
     "cost_per_kwh": "{:.4f}".format,
     **dict.fromkeys(("ahead", "low", "high"), lambda share: f"{100 * share:+.2f}"),
 }
-"""How each column is told; a lead is a difference of shares, in points."""
+"""The format of each column; a lead is a difference of shares, in points."""
 MEASURES = {
     "energy": "Energy",
     "fair": "Fairness",
@@ -160,7 +160,7 @@ class ChargingBacktest:
         return float(index[index > 0].mean())
 
     def _jain(self, name: str) -> np.ndarray:
-        """Jain's index of each task and day; 0 where nobody was served anything."""
+        """Jain's index of each task and day; 0 if no car was served."""
         there = self.need_kwh > 0
         shares = np.where(there, self.drawn_kwh[name] / np.where(there, self.need_kwh, 1.0), 0.0)
         count = there.sum((2, 3))
@@ -199,7 +199,7 @@ class ChargingBacktest:
         }
 
     def _compared(self) -> list[str]:
-        """Whom the policy is held against: the optimum, of energy, in energy alone."""
+        """The schedules that the policy is compared with; the optimum only for energy."""
         names = self.served if self.objective == "energy" else self.drawn_kwh
         return [name for name in names if name != POLICY]
 
@@ -214,7 +214,7 @@ class ChargingBacktest:
                 ahead = self.ahead(name)
                 row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
             rows.append(row)
-        # In one order, whoever is first: what looks ahead has no cars, and the policy no lead.
+        # A fixed column order: the optimum has no measures by car, and the policy no lead.
         table = pd.DataFrame(rows, columns=["schedule", *_FORMATS])
         # Without prices nothing has a cost.
         return table if self.cost else table.drop(columns="cost_per_kwh")
@@ -228,7 +228,7 @@ class ChargingBacktest:
             f"{self.capacity:.0%} of their full rate, {self.capacity_kw.mean():.1f} kW\n{table}\n"
             f"ahead, from low to high: the policy's lead over each in points of {self.objective}, and "
             "its 95 % interval\n"
-            "clairvoyant and optimum look ahead: nobody can know at the time what they know"
+            "clairvoyant and optimum know the future"
         )
 
     def plot(self) -> "Figure":
@@ -259,7 +259,7 @@ class ChargingBacktest:
 
 
 def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
-    """What the feeder of each task gives: so much of its stations' full rate, or kW.
+    """Compute each task's feeder in kW from a share of its stations' full rate, or from kW.
 
     >>> feeders("0.5", np.array([20.0])).tolist(), feeders("7kW", np.array([20.0])).tolist()
     ([10.0], [7.0])
@@ -280,7 +280,7 @@ def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
 
 
 def _draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
-    """So many garages of these stations, or as many as there are, (tasks, entities)."""
+    """Draw garages among the stations, at most as many as there are, (tasks, entities)."""
     count = min(tasks, count_tasks(stations, task_size))
     return np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
 
@@ -325,7 +325,7 @@ def backtest_schedules(
     own = PolicySchedule(policy, spare=not days.physics.fill)
     for name, schedule in {POLICY: own, **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
-            # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
+            # One program per policy shape, so that two equal policies deliver equal energy.
             drawn[name] = simulate(days, [schedule], feeder, members)
         else:
             others[name] = schedule
@@ -353,14 +353,14 @@ def backtest_schedules(
 
 
 def costs(days: Days, prices: Tariff, drawn: Delivered) -> np.ndarray:
-    """What was drawn by a single schedule cost, (tasks, days)."""
+    """Compute the cost of what a single schedule drew, (tasks, days)."""
     hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
     clock = hours + np.asarray(days.garage.clock_hours).max(1, keepdims=True)
     return prices.cost(drawn.by_period_kwh[0], clock, days.physics.period_hours)
 
 
 def check_facts(saved: Mapping[str, Any]) -> None:
-    """Refuse a policy for something else, and facts that no training can have saved with one.
+    """Refuse a policy of another domain, and invalid facts.
 
     Examples
     --------
@@ -415,12 +415,12 @@ def backtest_saved(
     mpc: bool = False,
     past_alone: bool = False,
 ) -> ChargingBacktest:
-    """A policy, of which this was saved, beside every scheduler on a file's sessions.
+    """Backtest a saved policy and every scheduler on a file's sessions.
 
-    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`; the site need not be one
-    that was trained on. Of one that was, the stations are those known in training: garages are drawn
-    among them, and one that appears later is left out with a warning. With `past_alone` nothing that is
-    said of a day changes with sessions of later ones, and what cannot be so is refused.
+    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be one
+    that was trained on. If it was, garages are drawn among the stations known in training, and later stations
+    are left out with a warning. With `past_alone` no result of a day depends on sessions of later days, and
+    a request that would need them is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -441,7 +441,7 @@ def backtest_saved(
         frame = _at_known_stations(frame, name, description)
     elif past_alone and not whole and not embedded:
         raise InputError(
-            f'site "{name}" was not trained on, and what its stations are would be told by later sessions; '
+            f'site "{name}" was not trained on, and its stations would depend on later sessions; '
             "describe it in a TOML file and give that with --site"
         )
     objective = saved.get("objective", "energy")
@@ -499,7 +499,7 @@ def backtest_saved(
 
 
 def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
-    """The sessions at stations that are described; the others are named in a warning."""
+    """Select the sessions at described stations; name the others in a warning."""
     here = frame.site == site
     other = here & ~frame.station.isin(list(description.stations))
     if not other.any():
@@ -528,7 +528,7 @@ def daily_gains(
     bound: float = GAIN_BOUND,
     **chosen: Any,
 ) -> Gains:
-    """A policy's gains over a scheduler on the days after training.
+    """Compute a policy's daily gains over a scheduler on the days after training.
 
     Parameters
     ----------
@@ -562,7 +562,7 @@ def daily_gains(
     )
     needed = _sums(found.need_kwh)
     more = _sums(found.drawn_kwh[POLICY]) - _sums(found.drawn_kwh[name])
-    # A day on which nobody needed anything says nothing.
+    # A day without need has no gain.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
     return Gains.within(
         share,
@@ -576,14 +576,13 @@ def daily_gains(
 
 
 def _sums(kwh: np.ndarray) -> np.ndarray:
-    """Each day's sum, rounded once: no bit of it depends on what other days have."""
+    """Sum each day exactly, so that no bit depends on other days."""
     days = np.asarray(kwh, float).swapaxes(0, 1)
     return np.array([math.fsum(day.ravel().tolist()) for day in days])
 
 
 def read_certificate(path: Path, site: Site) -> dict[str, Any]:
-    """A certificate of a policy at this very site; its `trust` is how far the policy is trusted, which is
-    not at all where it is harmful.
+    """Read a certificate for this site; its `trust` is 0 if the verdict is harmful.
 
     Raises
     ------
@@ -607,10 +606,10 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
-    """A scheduler by its name, or by the folder of its run with the last days it was trained on."""
+    """Find a scheduler by name, or load a run's policy with its last training days."""
     if name in SCHEDULERS and name not in HINDSIGHT:
         return SCHEDULERS[name], {}
-    # Of a name that is too long, os.path says no where Path raises.
+    # os.path returns False for a name that is too long; Path raises.
     if not os.path.isdir(name):
         known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
         raise InputError(
@@ -624,7 +623,7 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
 
 
 def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
-    """The day of most need as an operator sees it: whose power when, and with what each car left.
+    """Return the day of largest need: power by station and period, and the result of each car.
 
     `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
     `cars` a row for each car: when it was there, what it needed, what each schedule gave it.

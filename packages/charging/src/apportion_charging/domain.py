@@ -1,4 +1,4 @@
-"""What the rest of the house asks of charging: settings, options, and what can be done with a run."""
+"""Charging as a domain of apportion: its options and commands."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ _COLUMNS = (
     ("low", "from", 100),
     ("high", "to", 100),
 )
-"""Of the table of schedules: what the page calls them, and times what; prices are not known everywhere."""
+"""Columns of the table of schedules: our name, the page's name, and a factor."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _ChargingDomain(Domain):
         from apportion_charging.sessions import inspect_sessions, read_sessions
         from apportion_charging.site import find_zone
 
-        # Read before JAX is started, so that a slip is told at once.
+        # Read the file before JAX starts, so that a mistake is reported at once.
         notes, frame = [], read_sessions()
         if settings.sessions is not None:
             zone = find_zone(settings.site, settings.timezone)

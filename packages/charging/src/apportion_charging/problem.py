@@ -1,12 +1,11 @@
-"""Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by what is wanted.
+"""Charging as a problem: m stations behind one feeder, and an episode of one day.
 
-The universe is all stations of all sites; a task's stations are of one site. An episode is a training
-day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of
-the feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw
-stays unused. Shares are wishes: what stations are told are set-points, and the gradient is the wishes'. The
-reward is the objective's, by default kWh drawn, worth as much less as the site needs more: by plain kWh a
-policy of several sites learns from the thirstiest alone. Where energy has a price, the last entity of a
-task is no station but what stays unused (`add_spare`), since all of the feeder is shared out.
+The universe is all stations of all sites; a task's stations belong to one site. An episode is a training
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. Shares are of the
+feeder's capacity; a share's limit is the power that the plugged-in car can take, and the rest stays unused.
+Shares are wishes, rounded to set-points with the gradient of the wishes. The reward is the objective's, by
+default kWh drawn, weighted by the inverse of the site's mean need, so that no site dominates. With the
+objective cost, the last entity of a task is the unused power (`add_spare`).
 """
 
 from collections.abc import Sequence
@@ -37,11 +36,11 @@ from apportion_charging.garage import (
 from apportion_charging.objectives import Energy, Objective
 
 CHANNELS = 24
-"""What is seen of a station, as numbers of about unit size."""
+"""Numbers that a policy sees of each station, of about unit size."""
 _SHARED = np.isin(np.arange(CHANNELS), (18, 19, 20, 21, 23))
 """Which channels all stations share."""
 _USUAL_KW = 7.0
-"""A station's full rate is told in units of this."""
+"""The unit of a station's full rate in the observation."""
 
 
 class _DayState(eqx.Module):
@@ -179,7 +178,7 @@ class Charging(Problem):
 
 
 def _at_midnight(days: Days) -> Garage:
-    """The days apart from one another: a car that was there before has what the full rate gave it."""
+    """Separate the days: a car from the day before is assumed to have charged at full rate."""
     garage = days.garage
     hours = np.maximum(-garage.arrival, 0) * days.physics.period_hours
     had = np.asarray(days.wiring.max_kw)[:, None] * garage.car_share * hours
@@ -187,7 +186,7 @@ def _at_midnight(days: Days) -> Garage:
 
 
 def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observation:
-    """What a policy is shown: logarithms of energies, hours in thirds of a day, powers in full rates."""
+    """Compute what a policy sees: log energies, hours in thirds of a day, powers in full rates."""
     can_draw = seen.can_draw & mask
     stations, known = seen.stations, seen.known
     angle = 2 * jnp.pi * seen.hour / 24
@@ -216,7 +215,7 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
 
 
 def add_spare(seen: Observation) -> Observation:
-    """One entity more, who can take everything: what stays unused. Only what is no station's is shown."""
+    """Add an entity without a limit for the unused power; it sees only the shared channels."""
     assert seen.limits is not None
     row = jnp.where(_SHARED, seen.history[:1], 0.0)
     return Observation(
@@ -250,5 +249,5 @@ def _outlook(outlook: Outlook) -> tuple[Array, ...]:
 
 
 def _hours(hours: Float[Array, " entities"]) -> Float[Array, " entities"]:
-    # Statements can be days off; beyond a day they say no more.
+    # Statements can be days off; beyond a day they carry no information.
     return jnp.clip(hours, -24.0, 24.0) / 8

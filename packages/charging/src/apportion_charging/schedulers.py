@@ -1,10 +1,10 @@
-"""The schedulers that garages use, from what is seen of each station to the kW wished for it.
+"""The schedulers that garages use, the simulation of days, and the optimum in hindsight.
 
-Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
-served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
-time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
-Days are simulated by `simulate`, one after the other wherever a car stays over midnight; set-points
-turn every scheduler's wishes into what stations are told. `best_energies` is the most that could be served.
+A scheduler maps what is seen of each station to the kW wished for it. Sorted schedulers serve cars at full
+rate in their order until the feeder is exhausted: first come first served, earliest deadline first, least
+laxity first, largest remaining first. Ties are broken by the time of arrival, then by the station's
+position; cars that are done are skipped. `simulate` walks through days, in sequence where a car stays over
+midnight; `best_energies` solves the linear programme of the largest energy.
 """
 
 import os
@@ -43,26 +43,25 @@ from apportion_charging.garage import (
 from apportion_charging.setpoints import MAX_COMPARED, comes_before, restore_order
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
-"""From what is seen to the kW wished for each station, within their limits and the capacity."""
+"""Function from what is seen to the kW wished for each station, within their limits and the capacity."""
 
 _ROWS, _ROWS_OF_A_GPU = 2**12, 2**16
-"""Stations that are worked on at once: few enough that what a policy computes of them stays in a CPU's
-cache, many enough that a period is worth its calls."""
+"""Stations per batch: a policy's intermediate values fit into a CPU's cache, and calls are few."""
 _STRETCH = 4
-"""Periods between two looks at which stations have a car at all."""
+"""Periods for which the set of stations with a car is computed once."""
 _FEW = 24
-"""Below so many stations, all are worked on where any has a car."""
+"""Garages with fewer stations are not packed to the stations with a car."""
 _TOGETHER = 16
-"""Days in one linear programme: calling the solver costs more than a day's solution."""
+"""Days in one linear programme: calling the solver costs more than solving a day."""
 
 
 def _equal(seen: StationView) -> PerStation:
-    """The same to every car that can draw; what exceeds one's limit goes to the others."""
+    """Equal power for every car that can draw; what exceeds a car's limit goes to the others."""
     return _pour(seen.limit_kw, seen.capacity_kw)
 
 
 def _serve_by(key: Callable[[StationView], PerStation]) -> Schedule:
-    """The scheduler that serves the smallest of these keys first."""
+    """Create the scheduler that serves the smallest key first."""
     return lambda seen: _serve_in_order(seen, key(seen))
 
 
@@ -79,7 +78,7 @@ SCHEDULERS: dict[str, Schedule] = {
     "llf": _serve_by(lambda seen: seen.said.laxity),
     "edf-predicted": _serve_by(lambda seen: seen.predicted.hours_left),
     "llf-predicted": _serve_by(lambda seen: seen.predicted.laxity),
-    # By predictions that recall earlier days where the days do.
+    # By predictions corrected with earlier days, if the days have recall.
     "llf-recalled": _serve_by(lambda seen: seen.recalled.laxity),
     # The car with the most of its request still open first.
     "largest-remaining": _serve_by(lambda seen: -seen.said.open_kwh),
@@ -88,7 +87,7 @@ SCHEDULERS: dict[str, Schedule] = {
 """Every scheduler by the name that the command line and the reports use."""
 CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
 HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
-"""What no scheduler can know at the time."""
+"""Schedules that use hidden values."""
 
 
 def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
@@ -97,8 +96,8 @@ def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     >>> pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
     [1.0, 3.0, 3.0]
     """
-    # With the level at station i's limit this much is poured; the level lies above every limit that
-    # pours no more than there is.
+    # poured[i] is the total at water level limits[i]; the final level is above every limit with
+    # poured <= capacity.
     if len(limits) > MAX_COMPARED:
         order = jnp.argsort(limits)
         rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
@@ -118,7 +117,7 @@ def _serve_in_order(seen: StationView, key: PerStation) -> PerStation:
         served = seen.limit_kw[order]
         taken = restore_order(jnp.cumsum(served) - served, order)
         return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
-    # The barrier keeps a key from being computed anew for every pair.
+    # The barrier prevents XLA from recomputing a key for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
     taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)
     return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
@@ -132,7 +131,7 @@ def walk_day(
     capacity_kw: Float[Array, ""],
     physics: Physics,
 ) -> tuple[StationView, Float[Array, "periods entities"]]:
-    """What a scheduler sees in each period of a day, and the kWh that are drawn."""
+    """Simulate a day; return what the scheduler sees in each period, and the kWh drawn."""
 
     def period(state, n):
         seen = see(day, stations, state, n, capacity_kw, physics)
@@ -153,15 +152,15 @@ def _walk_rows(
     number: Int[Array, ""],
     physics: Physics,
 ) -> tuple[GarageState, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
-    """A day of garages side by side under one of the schedules: the kWh of each session and period.
+    """Simulate a day of several garages under one of the schedules; return kWh by session and period.
 
-    In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
-    the busiest garage needs: the schedule is not shown the others, to whom it could give nothing.
+    In each stretch of periods only stations with a car are computed, packed into as few rows as the busiest
+    garage needs. The schedule does not see the others, which could draw nothing.
     """
     count, entities, _ = today.arrival.shape
     sizes = (entities,)
     if entities >= _FEW and jax.default_backend() == "cpu":
-        # Few choices, since each is compiled.
+        # Few choices, because each is compiled.
         sizes = (-(-entities // 4), -(-entities // 2), entities)
     # Functions, since a policy with traced parameters has no hash.
     branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
@@ -176,10 +175,10 @@ def _walk_rows(
             one = partial(_stretch, size, chosen, physics, start)
             return lambda: jax.vmap(one)(today, stations, capacity_kw, awaits, *carry)
 
-        nobody = jnp.zeros((count, _STRETCH), jnp.float32)
-        within = [lambda: (*carry, nobody), *map(in_rows, sizes)]
+        nothing = jnp.zeros((count, _STRETCH), jnp.float32)
+        programs = [lambda: (*carry, nothing), *map(in_rows, sizes)]
         most = awaits.sum(-1).max()
-        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), within)
+        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), programs)
         return tuple(carry), drawn
 
     starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
@@ -200,20 +199,20 @@ def _stretch(
     state: GarageState,
     energy: PerSession,
 ) -> tuple[GarageState, PerSession, Float[Array, " periods"]]:
-    """A stretch of one garage in `size` rows, enough for all who have a car; the others' state stays."""
+    """Simulate a stretch of one garage, packed into `size` rows; the state of other stations stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
     packed_day, packed, wiring = day, state, stations
     if size < len(rank):
-        # The station of each row, in their order; past the last one for rows that nobody needs.
+        # The station of each row, in order; an index past the last station for unused rows.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        # What is to come is the same at every station, so that none need be looked up.
+        # `to_come_kwh` is the same at every station, so it needs no gather.
         to_come: Any = day.to_come_kwh
         packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
         packed_day = replace(packed_day, to_come_kwh=to_come[:size])
         wiring = stations.at(jnp.minimum(station, len(rank) - 1))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
-    # What no offer changes is worked out for all periods at once.
+    # The part that no offer changes is computed for all periods at once.
     fresh = jax.vmap(lambda n: see_sessions(packed_day, wiring, n, capacity_kw, physics))(periods)
 
     def period(state, fresh):
@@ -247,11 +246,10 @@ def gather(
 
 
 def make_lanes(joins: np.ndarray) -> np.ndarray:
-    """Days as lanes that can be walked side by side, (lanes, days); -1 is no day.
+    """Arrange days in lanes that are simulated in parallel, (lanes, days); -1 is no day.
 
-    A day that joins the one before follows it in its lane. Others begin anew, wherever they stand: they
-    fill the lanes up to the length of the longest, which all are walked for. Days without a night are kept
-    together, since hours in which nobody is anywhere cost nothing.
+    A day that joins the one before follows it in its lane. Other days fill the lanes up to the length of
+    the longest. Days without a night are kept together, because hours without any car cost nothing.
 
     >>> make_lanes(np.array([False, False, True, True, False, False, True])).tolist()
     [[1, 2, 3], [5, 6, 0], [4, -1, -1]]
@@ -270,7 +268,7 @@ def make_lanes(joins: np.ndarray) -> np.ndarray:
 def start_day(
     state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
 ) -> GarageState:
-    """What is known as a day begins: what was, where it joins the day before, and nothing elsewhere."""
+    """Return the state at midnight: kept where a day joins the one before, else that of new arrivals."""
     nothing = jax.vmap(initial_state)(stations)
     if state is None:
         return nothing
@@ -289,7 +287,7 @@ class Delivered(NamedTuple):
 def resolve_tasks(
     days: Days, capacity_kw: np.ndarray | float, members: Array | np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The stations of each task, by default one of all, and each task's feeder."""
+    """Return the stations of each task, by default one task of all, and each task's feeder."""
     if days.garage.predicted_need_kwh is None:
         raise InputError("charging: the days have no forecasts; see add_forecasts")
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
@@ -302,11 +300,20 @@ def simulate(
     capacity_kw: np.ndarray | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> Delivered:
-    """What sessions draw in tasks of stations under each schedule.
+    """Simulate days under each schedule.
 
-    What a car draws on a later day than its first counts on the first. Days have forecasts
-    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
-    by default one task of all; `capacity_kw` is that of all tasks, or of each.
+    Energy that a car draws after its first day counts on the first.
+
+    Parameters
+    ----------
+    days
+        Days with forecasts (`add_forecasts`).
+    schedules
+        Some of `SCHEDULERS`, or any others.
+    capacity_kw
+        The feeder's power, of all tasks or of each.
+    members
+        The stations of each task; by default one task of all.
     """
     garage, physics = days.garage, days.physics
     tasks, capacity = resolve_tasks(days, capacity_kw, members)
@@ -327,7 +334,7 @@ def simulate(
 
     def walk(job: tuple[int, np.ndarray], most: int = lanes.shape[1]) -> None:
         number, rows = job
-        # Rows that nobody needs are empty days.
+        # Unused rows are empty days.
         own = np.pad(task[rows], (0, size - len(rows)))
         days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
         state = None
@@ -345,7 +352,7 @@ def simulate(
 
     jobs = [(number, part) for number in range(len(schedules)) for part in parts]
     if min(cores, len(jobs)) > 1:
-        # A day alone, since that compiles: several at once would all do so.
+        # The first day compiles; threads would otherwise compile the same program several times.
         walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
         list(threads.map(walk, jobs))
@@ -353,9 +360,9 @@ def simulate(
 
 
 def _batch_size(rows: int, room: int, step: int) -> int:
-    """How many garages are walked side by side: a power of `step`, or what there is room for.
+    """Choose the number of garages in a batch: a power of `step`, or as many as there is room for.
 
-    Few sizes, since each is compiled; on a GPU compiling costs more than rows that nobody needs.
+    Few sizes, because each is compiled; on a GPU compiling costs more than unused rows.
 
     >>> _batch_size(100, 409, 2), _batch_size(10_000, 409, 2)
     (128, 256)
@@ -367,7 +374,7 @@ def _batch_size(rows: int, room: int, step: int) -> int:
 
 
 def pad_days(garage: Garage) -> Garage:
-    """An empty day behind the last, and sessions in fours, so that sites are alike to a program."""
+    """Append an empty day, and pad sessions to multiples of four, so that sites share programs."""
     shape = garage.arrival.shape
 
     def padded(values: Any) -> np.ndarray:
@@ -379,7 +386,7 @@ def pad_days(garage: Garage) -> Garage:
 
 
 def move_to_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
-    """Energy of sessions that span days, moved to the first; of those that began before, left out."""
+    """Move the energy of sessions that span days to the first; drop those that began before."""
     begins, number = np.asarray(garage.begins), np.asarray(garage.number)
     goes_on = np.asarray(garage.there) & ~begins
     if not goes_on.any():
@@ -402,13 +409,12 @@ def move_to_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> 
 def best_energies(
     days: Days, capacity_kw: np.ndarray | float, members: np.ndarray | None = None
 ) -> np.ndarray:
-    """The most kWh that the sessions of each task and day can be served together, (tasks, days).
+    """Compute the largest energy that each task and day can be served in hindsight, (tasks, days).
 
-    What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
-    interval i, over the intervals it fills, with x_{s,i} at most what station and car take in it, the
-    sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
-    arrivals or departures all periods are alike, so that they count as one interval. A session counts on
-    its first day. Solved by HiGHS.
+    HiGHS maximises the kWh x_{s,i} of session s in interval i, over the intervals it fills, with x_{s,i} at
+    most what station and car take, the sum over i at most the session's need, and the sum over s at
+    most the feeder's energy. Periods between two arrivals or departures form one interval. A session
+    counts on its first day.
     """
     garage, wiring = days.garage, days.wiring
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
@@ -417,12 +423,12 @@ def best_energies(
     start = day * days.physics.periods
     first, last = start + garage.arrival[where], start + garage.departure[where]
     rate = garage.car_a[where] * garage.car_share[where] * wiring.kw_per_a[station]
-    # Whole stretches between days that join no other, as many together as are worth a call.
+    # Several runs of joined days per call.
     stretch = np.cumsum(~days.joins) // _TOGETHER
     best, need = np.zeros((len(tasks), len(days))), garage.need_kwh[where]
     for task, chosen in enumerate(tasks):
         here = np.flatnonzero(np.isin(station, chosen))
-        # Days ascend, so that each stretch's sessions stand together.
+        # Days ascend, so the sessions of each stretch are contiguous.
         ends = np.searchsorted(stretch[day[here]], np.arange(1, stretch.max() + 1))
         for own in np.split(here, ends):
             sessions = (first[own], last[own], need[own], rate[own])
@@ -439,7 +445,7 @@ def _solve(
     need_kwh: np.ndarray,
     rate_kw: np.ndarray,
 ) -> np.ndarray:
-    """The kWh of each session, of those with the most together."""
+    """Solve one linear programme; return the kWh of each session."""
     if not len(first):
         return np.zeros(0)
     cuts = np.unique(np.concatenate([first, last]))

@@ -29,7 +29,7 @@ _MAX_KW, _MAX_KWH = 400.0, 1000.0
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
-    # ACN calls the place where a car stands a space; its names are those of the embedded sessions.
+    # ACN's space is our station.
     "station": "spaceID",
     "arrival": "connectionTime",
     "departure": "disconnectTime",
@@ -459,7 +459,7 @@ def _beyond(kwh: Any, hours: Any) -> Any:
 
 
 def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
-    """Refuse energies of which most are beyond anything that charges: they are in another unit."""
+    """Refuse a column of energies that are mostly impossible: its unit is another."""
     for name in ("delivered_kwh", "requested_kwh"):
         there = frame.loc[frame[name] > 0]
         hours = (there.departure - there.arrival).dt.total_seconds() / 3600

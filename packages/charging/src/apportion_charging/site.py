@@ -350,7 +350,7 @@ def describe_sites(
 
 
 def find_site(kept: Mapping[str, _T], site: str) -> _T | None:
-    """What is kept of a site, whose name is the same whatever its case.
+    """Look up a site by name, ignoring case.
 
     >>> find_site({"north": 1}, "North")
     1
@@ -360,7 +360,7 @@ def find_site(kept: Mapping[str, _T], site: str) -> _T | None:
 
 
 def describe_inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
-    """What was inferred of sites that no file describes, a sentence for each."""
+    """Describe the inferred cables of sites without a file, one sentence each."""
     described = [one for one in chosen if one.endswith(".toml")]
     stems = [Path(one).stem.casefold() for one in described]
     return [
@@ -372,12 +372,12 @@ def describe_inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = (
 
 
 def find_zone(chosen: Iterable[str], timezone: str | None) -> str | None:
-    """The zone that was told, or that the files of the sites name.
+    """Return the given zone, or the one that the sites' files name.
 
     Raises
     ------
     InputError
-        Where they differ.
+        If they differ.
     """
     zones = {} if timezone is None else {timezone: "--timezone"}
     for one in chosen:
