@@ -7,13 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from garages import (
-    STATIONS,
-    days_of,
-    opinionated,
-    random_garage,
-    walk_problem,
-)
+from garages import STATIONS, days_of, opinionated, random_garage, walk_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -15,12 +15,7 @@ from apportion.errors import InputError
 from apportion.tasks import Task
 from apportion_charging import forecasts
 from apportion_charging.days import Days
-from apportion_charging.forecasts import (
-    EarlierDays,
-    Predictor,
-    _sum_later_needs,
-    add_forecasts,
-)
+from apportion_charging.forecasts import EarlierDays, Predictor, _sum_later_needs, add_forecasts
 from apportion_charging.garage import QUARTERS, Garage
 from apportion_charging.problem import Charging, PolicySchedule
 from apportion_charging.schedulers import simulate

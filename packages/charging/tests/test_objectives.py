@@ -8,16 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from garages import (
-    FULL_KW,
-    STATIONS,
-    WIRING,
-    by_session,
-    days_of,
-    opinionated,
-    random_garage,
-    walk,
-)
+from garages import FULL_KW, STATIONS, WIRING, by_session, days_of, opinionated, random_garage, walk
 
 from apportion.errors import InputError
 from apportion.problem import Observation

@@ -25,20 +25,8 @@ from hypothesis import strategies as st
 
 from apportion.errors import InputError
 from apportion_charging import schedulers
-from apportion_charging.garage import (
-    REAL,
-    Garage,
-    draw,
-    initial_state,
-    learn,
-    see,
-)
-from apportion_charging.schedulers import (
-    SCHEDULERS,
-    _pour,
-    best_energies,
-    simulate,
-)
+from apportion_charging.garage import REAL, Garage, draw, initial_state, learn, see
+from apportion_charging.schedulers import SCHEDULERS, _pour, best_energies, simulate
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])

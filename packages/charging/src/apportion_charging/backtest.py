@@ -28,7 +28,6 @@ from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.files import read_bytes
 from apportion.runs.policy_file import load_about, load_policy
-from apportion.runs.settings import suggest
 from apportion.tasks import count_tasks, draw_tasks
 from apportion_charging.days import Days
 from apportion_charging.forecasts import Predictor, add_forecasts
@@ -43,6 +42,7 @@ from apportion_charging.schedulers import (
     Delivered,
     Schedule,
     best_energies,
+    find_scheduler,
     simulate,
     walk_day,
 )
@@ -418,9 +418,9 @@ def backtest_saved(
     """Backtest a saved policy and every scheduler on a file's sessions.
 
     Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be one
-    that was trained on. If it was, garages are drawn among the stations known in training, and later stations
-    are left out with a warning. With `past_alone` no result of a day depends on sessions of later days, and
-    a request that would need them is refused.
+    that was trained on. If it was, garages are drawn among the stations known in training, and later
+    stations are left out with a warning. With `past_alone` no result of a day depends on sessions of later
+    days, and a request that would need them is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -607,15 +607,11 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     """Find a scheduler by name, or load a run's policy with its last training days."""
-    if name in SCHEDULERS and name not in HINDSIGHT:
-        return SCHEDULERS[name], {}
     # os.path returns False for a name that is too long; Path raises.
-    if not os.path.isdir(name):
-        known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
-        raise InputError(
-            f"there is no scheduler {name!r} to certify against; choose {', '.join(known)}, or the "
-            f"folder of another charging run{suggest(name, known)}"
-        )
+    if name in {*SCHEDULERS} - {*HINDSIGHT} or not os.path.isdir(name):
+        return find_scheduler(
+            name, " to certify against", ", or the folder of another charging run"
+        ), {}
     about = load_about(name)
     check_facts(about)
     spare = about.get("objective") == "cost"

@@ -42,7 +42,7 @@ from apportion_charging.garage import (
     see,
 )
 from apportion_charging.problem import PolicySchedule
-from apportion_charging.schedulers import HINDSIGHT, SCHEDULERS
+from apportion_charging.schedulers import find_scheduler
 from apportion_charging.site import Site, is_number
 
 if TYPE_CHECKING:
@@ -161,11 +161,6 @@ class Controller:
         state: Path | None = None,
     ):
         check_facts(about)
-        known = [name for name in SCHEDULERS if name not in HINDSIGHT]
-        if baseline not in known:
-            raise InputError(
-                f"there is no scheduler {baseline!r}; choose {', '.join(known)}{suggest(baseline, known)}"
-            )
         self.site, self.baseline, self.trust = site, baseline, trust
         self._names = list(site.stations)
         self._places = {name: place for place, name in enumerate(self._names)}
@@ -174,7 +169,7 @@ class Controller:
             site.period_minutes, objective=about.get("objective", "energy")
         )
         self._schedule = PolicySchedule(policy, spare=not self._physics.fill)
-        self._baseline_schedule = SCHEDULERS[baseline]
+        self._baseline_schedule = find_scheduler(baseline)
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
         self._past = self._earlier_days(about, earlier)
         self._arrivals: list[datetime | None] = [None] * len(self._names)

@@ -184,15 +184,8 @@ def make_stations(description: Site) -> Stations:
     """Convert a site's wiring to arrays in single precision."""
     wiring = description.wiring()
     phases = np.array([len(station.phases) for station in description.stations.values()])
-    arrays = (
-        wiring.max_a,
-        wiring.min_a,
-        phases,
-        wiring.kw_per_a,
-        wiring.load[1:],
-        wiring.limit[1:],
-    )
-    return Stations(*(np.asarray(x, np.float32) for x in arrays))
+    own, above = (wiring.max_a, wiring.min_a, phases, wiring.kw_per_a), (wiring.load, wiring.limit)
+    return Stations(*(np.asarray(x, np.float32) for x in (*own, *(x[1:] for x in above))))
 
 
 def _standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:

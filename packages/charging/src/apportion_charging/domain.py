@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.domains.domain import Domain
 from apportion.errors import InputError, optional_import
-from apportion_charging.settings import (
-    ChargingServeOptions,
-    ChargingSettings,
-    ControllerOptions,
-)
+from apportion_charging.settings import ChargingServeOptions, ChargingSettings, ControllerOptions
 
 if TYPE_CHECKING:
     import pandas as pd

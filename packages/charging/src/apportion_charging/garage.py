@@ -16,13 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from apportion_charging.setpoints import (
-    Numbers,
-    PerStation,
-    Stations,
-    set_points,
-    straight_through,
-)
+from apportion_charging.setpoints import Numbers, PerStation, Stations, set_points, straight_through
 
 QUARTERS = 96
 """Quarters of an hour in a day: the resolution of forecasts of later arrivals."""

@@ -18,12 +18,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from apportion_charging.days import Days
-from apportion_charging.garage import (
-    Physics,
-    StationView,
-    draw,
-    see,
-)
+from apportion_charging.garage import Physics, StationView, draw, see
 from apportion_charging.schedulers import (
     Delivered,
     gather,

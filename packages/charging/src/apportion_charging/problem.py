@@ -1,11 +1,11 @@
 """Charging as a problem: m stations behind one feeder, and an episode of one day.
 
 The universe is all stations of all sites; a task's stations belong to one site. An episode is a training
-day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. Shares are of the
-feeder's capacity; a share's limit is the power that the plugged-in car can take, and the rest stays unused.
-Shares are wishes, rounded to set-points with the gradient of the wishes. The reward is the objective's, by
-default kWh drawn, weighted by the inverse of the site's mean need, so that no site dominates. With the
-objective cost, the last entity of a task is the unused power (`add_spare`).
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. Shares are of
+the feeder's capacity; a share's limit is the power that the plugged-in car can take, and the rest stays
+unused. Shares are wishes, rounded to set-points with the gradient of the wishes. The reward is the
+objective's, by default kWh drawn, weighted by the inverse of the site's mean need, so that no site
+dominates. With the objective cost, the last entity of a task is the unused power (`add_spare`).
 """
 
 from collections.abc import Sequence

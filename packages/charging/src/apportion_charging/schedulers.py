@@ -23,6 +23,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
 from apportion.errors import InputError
+from apportion.runs.settings import suggest
 from apportion_charging.days import Days
 from apportion_charging.garage import (
     Flags,
@@ -88,6 +89,17 @@ SCHEDULERS: dict[str, Schedule] = {
 CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
 HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
 """Schedules that use hidden values."""
+
+
+def find_scheduler(name: str, purpose: str = "", alternative: str = "") -> Schedule:
+    """Return a scheduler that uses no hidden values by its name, or raise InputError."""
+    known = {own: schedule for own, schedule in SCHEDULERS.items() if own not in HINDSIGHT}
+    if name not in known:
+        raise InputError(
+            f"there is no scheduler {name!r}{purpose}; choose {', '.join(known)}{alternative}"
+            f"{suggest(name, list(known))}"
+        )
+    return known[name]
 
 
 def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:

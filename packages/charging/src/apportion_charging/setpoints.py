@@ -59,13 +59,9 @@ class Stations(eqx.Module):
 
     def at(self, members: Int[Numbers, " entities"]) -> "Stations":
         """Some of the stations, behind a feeder of their own."""
+        own = (self.max_a, self.min_a, self.phases, self.kw_per_a)
         return Stations(
-            self.max_a[members],
-            self.min_a[members],
-            self.phases[members],
-            self.kw_per_a[members],
-            self.load[:, members],
-            self.limit_a,
+            *(x[members] for x in own), load=self.load[:, members], limit_a=self.limit_a
         )
 
 
