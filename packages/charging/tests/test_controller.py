@@ -358,15 +358,15 @@ def test_call_after_call_of_the_command_line_is_one_controller(tmp_path):
                 trust=0.7,
             )
             assert DOMAIN.allocate(Run, options) == one.allocate(now)  # pyright: ignore
-        for file, content in (("now.json", "{"), ("state.json", "{"), ("state.json", "[]")):
-            (tmp_path / file).write_text(content)
-            with pytest.raises(InputError, match=file):
+        wrong = {"site": SMALL.fingerprint, "time": "x", "stations": {"A": {"got_kwh": "much"}}}
+        for text, said in (
+            ("{", "state.json"),
+            ("[]", "another site"),
+            (json.dumps(wrong), "not a valid controller state"),
+        ):
+            (tmp_path / "state.json").write_text(text)
+            with pytest.raises(InputError, match=said):
                 DOMAIN.allocate(Run, options)  # pyright: ignore
-            (tmp_path / "now.json").write_text(json.dumps(NOW))
-        content = {"site": SMALL.fingerprint, "time": "x", "stations": {"A": {"got_kwh": "much"}}}
-        (tmp_path / "state.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match="not a valid controller state"):
-            DOMAIN.allocate(Run, options)  # pyright: ignore
 
 
 def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():

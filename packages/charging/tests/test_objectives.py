@@ -118,7 +118,6 @@ def test_prices_are_part_of_a_sites_file_but_not_of_its_wiring():
         "24 hours": {"per_kwh": [0.1] * 23},
         "needs per_kwh": {"peak_per_kw": 1.0},
         "peak_per_kw is -1": {"per_kwh": [0.1] * 24, "peak_per_kw": -1},
-        "there is no 'peak'": {"per_kwh": [0.1] * 24, "peak": 1},
         "must be a number": {"per_kwh": [*[0.1] * 23, "cheap"], "worth_per_kwh": 1.0},
     }
     for said, prices in slips.items():

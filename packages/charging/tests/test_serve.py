@@ -143,16 +143,13 @@ def test_http_answers_what_the_controller_decides_and_shows_it(served):
     assert json.loads(ask(f"{address}/state")[1])["capacity_kw"] == 0
 
 
-@pytest.mark.parametrize(
-    ("days", "minutes"),
-    [(slice(1, 2), 5), pytest.param(slice(None), 1, marks=pytest.mark.slow)],
-)
-def test_a_garage_that_asks_by_http_is_served_what_the_backtest_says(days, minutes, tmp_path):
+@pytest.mark.slow
+def test_a_garage_that_asks_by_http_every_minute_is_served_what_the_backtest_says(tmp_path):
     with serving(fortnight.controller(fortnight.SITE), tmp_path) as (at, _):
         ahead = fortnight.points_ahead(
             lambda now: json.loads(ask(f"{at}/allocate", now)[1])["allocation_a"],
-            days,
-            minutes=minutes,
+            slice(None),
+            minutes=1,
         )
         decisions = json.loads(ask(f"{at}/health")[1])["decisions"]
     assert decisions > 150

@@ -150,15 +150,6 @@ def test_unknown_columns_are_named_rates_are_read_and_wh_are_noticed(tmp_path):
     )
 
 
-def test_a_file_needs_neither_sites_nor_statements(tmp_path):
-    head = "station,arrival,departure,delivered_kwh"
-    row = "a,2019-05-01 08:00,2019-05-01 10:00,5"
-    checked = inspect_sessions(written(tmp_path, row, head=head))
-    assert checked.frame.site.tolist() == ["garage"]
-    assert checked.frame.requested_kwh.isna().all()
-    assert "all sessions count as one site" in checked.notes[0]
-
-
 def acn_row(**changes):
     inputs = [
         {"kWhRequested": 25.6, "requestedDeparture": "Wed, 25 Apr 2018 22:00:00 GMT"},

@@ -261,7 +261,8 @@ class ChargingBacktest:
 def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
     """Compute each task's feeder in kW from a share of its stations' full rate, or from kW.
 
-    >>> feeders("0.5", np.array([20.0])).tolist(), feeders("7kW", np.array([20.0])).tolist()
+    >>> full_kw = np.array([20.0])
+    >>> _parse_feeders("0.5", full_kw).tolist(), _parse_feeders("7kW", full_kw).tolist()
     ([10.0], [7.0])
     """
     text = str(capacity).strip().lower()

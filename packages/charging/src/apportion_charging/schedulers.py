@@ -105,7 +105,7 @@ def find_scheduler(name: str, purpose: str = "", alternative: str = "") -> Sched
 def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """Pour `capacity` evenly over stations until each is at its limit (water-filling, exactly).
 
-    >>> pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
+    >>> _pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
     [1.0, 3.0, 3.0]
     """
     # poured[i] is the total at water level limits[i]; the final level is above every limit with

@@ -152,7 +152,7 @@ def _rename_columns(raw: pd.DataFrame, columns: Sequence[str], source: str) -> p
     Several may stand in one word, with commas between them.
 
     >>> theirs = pd.DataFrame(columns=["Start", "Ende"])
-    >>> list(rename(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
+    >>> list(_rename_columns(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
     ['arrival', 'departure']
     """
     known, theirs = [*_LAYOUT, "max_kw", "timezone"], {}
