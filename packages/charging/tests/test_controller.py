@@ -358,6 +358,11 @@ def test_call_after_call_of_the_command_line_is_one_controller(tmp_path):
                 trust=0.7,
             )
             assert DOMAIN.allocate(Run, options) == one.allocate(now)  # pyright: ignore
+        with pytest.raises(InputError, match="--now FILE.json"):
+            DOMAIN.allocate(Run, replace(options, now=None))  # pyright: ignore
+        FRAME.head(20).to_parquet(tmp_path / "earlier.parquet")
+        with pytest.raises(InputError, match="recalls no earlier days"):
+            DOMAIN.allocate(Run, replace(options, earlier=tmp_path / "earlier.parquet"))  # pyright: ignore
         wrong = {"site": SMALL.fingerprint, "time": "x", "stations": {"A": {"got_kwh": "much"}}}
         for text, said in (
             ("{", "state.json"),

@@ -60,29 +60,6 @@ def test_what_stations_are_told_keeps_to_every_limit_and_energy_is_neither_made_
     assert (by_session(day, drawn) <= np.asarray(day.need_kwh) + 1e-3).all()
 
 
-def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
-    alike = jax.tree.map(lambda x: jnp.repeat(x[:1], 2, 0), random_garage(1))
-    day = dataclasses.replace(
-        jax.tree.map(lambda x: x[..., :1], alike),
-        arrival=jnp.array([[3], [3]], jnp.int32),
-        departure=jnp.array([[9], [9]], jnp.int32),
-        arrived=jnp.array([[0.7], [0.5]]),
-        need_kwh=jnp.full((2, 1), 5.0),
-        to_come_kwh=alike.to_come_kwh,
-        clock_hours=alike.clock_hours,
-    )
-    two = WIRING.at(np.array([0, 0]))
-
-    @jax.jit
-    def offers():
-        seen = see(day, two, initial_state(two), jnp.int32(3), jnp.float32(4.0))
-        return {name: schedule(seen) for name, schedule in SCHEDULERS.items()}
-
-    for name, offer in offers().items():
-        expected = [2.0, 2.0] if name == "equal" else [0.0, 4.0]
-        assert offer.tolist() == pytest.approx(expected), name
-
-
 def sessions(day: Garage) -> dict[str, np.ndarray]:
     """All that is known of cars, by its name, as an array (stations, sessions)."""
     return {
@@ -197,10 +174,16 @@ def plain_wishes(seen, name: str, capacity: float) -> list[float]:
     return wishes
 
 
+def twins(day: Garage) -> Garage:
+    """The same cars at every station, except for the minute of their arrival: only that breaks ties."""
+    same = jax.tree.map(lambda x: jnp.repeat(x[:1], STATIONS, 0), day)
+    return dataclasses.replace(same, arrived=same.arrived - jnp.arange(STATIONS)[:, None] / 60)
+
+
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_wishes_equal_those_made_car_by_car(name):
-    for seed in range(4):
-        seen, _ = walk("llf", random_garage(seed), feeder(0.2))
+    for day in (*map(random_garage, range(3)), twins(random_garage(3))):
+        seen, _ = walk("llf", day, feeder(0.2))
         found = jax.jit(jax.vmap(SCHEDULERS[name]))(seen)
         for n in range(PERIODS):
             view = jax.tree.map(lambda x, n=n: x[n], seen)
