@@ -16,7 +16,7 @@ from apportion.trees import take
 from apportion_charging.backtest import POLICY, ChargingBacktest, backtest_schedules
 from apportion_charging.garage import REAL, Physics, draw, initial_state, make_physics, see
 from apportion_charging.objectives import Energy, _Cost, _Fair, _Promise
-from apportion_charging.problem import PolicySchedule, add_spare
+from apportion_charging.problem import PolicySchedule, _add_spare
 from apportion_charging.schedulers import SCHEDULERS, walk_day
 from apportion_charging.sessions import read_sessions
 from apportion_charging.settings import ChargingSettings
@@ -90,7 +90,7 @@ def test_what_stays_unused_is_an_entity_that_can_take_everything():
     shown = Observation(
         jnp.ones((STATIONS, 1, 24)), jnp.full(STATIONS, 0.1), jnp.full(STATIONS, 0.3)
     )
-    wider = add_spare(shown)
+    wider = _add_spare(shown)
     assert wider.history.shape == (STATIONS + 1, 1, 24)
     assert wider.history[-1, 0].tolist() == [0.0] * 18 + [1.0] * 4 + [0.0, 1.0]
     assert wider.limits is not None

@@ -5,7 +5,7 @@ day of that site and a feeder of phi times its stations' full rate, both drawn a
 the feeder's capacity; a share's limit is the power that the plugged-in car can take, and the rest stays
 unused. Shares are wishes, rounded to set-points with the gradient of the wishes. The reward is the
 objective's, by default kWh drawn, weighted by the inverse of the site's mean need, so that no site
-dominates. With the objective cost, the last entity of a task is the unused power (`add_spare`).
+dominates. With the objective cost, the last entity of a task is the unused power (`_add_spare`).
 """
 
 from collections.abc import Sequence
@@ -156,7 +156,7 @@ class Charging(Problem):
 
     def observe(self, task: Task, state: _DayState) -> Observation:
         seen = observation(self.see(task, state), self._stations(task)[1])
-        return add_spare(seen) if self.spare else seen
+        return _add_spare(seen) if self.spare else seen
 
     def step(
         self,
@@ -214,7 +214,7 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
     )
 
 
-def add_spare(seen: Observation) -> Observation:
+def _add_spare(seen: Observation) -> Observation:
     """Add an entity without a limit for the unused power; it sees only the shared channels."""
     assert seen.limits is not None
     row = jnp.where(_SHARED, seen.history[:1], 0.0)
@@ -235,7 +235,7 @@ class PolicySchedule(eqx.Module):
     def __call__(self, seen: StationView) -> PerStation:
         count = seen.can_draw.shape[0]
         shown = observation(seen, jnp.ones(count, bool))
-        shown = add_spare(shown) if self.spare else shown
+        shown = _add_spare(shown) if self.spare else shown
         everyone = jnp.ones(count + self.spare, bool)
         return self.policy(shown, everyone)[:count] * seen.capacity_kw
 
