@@ -2,11 +2,11 @@
 
     python benchmarks/charging.py [--peer PYTHON]
 
-A site-day is 96 periods of all 52 stations of JPL behind one feeder. With the python of an environment
-with acnportal (`make peers-env`), least laxity first is timed against its simulator too, on 20 days of
-10 stations; that both deliver the same energy is asked by `make test-peers`. Printed is how long a live
-controller takes to answer where all stations are taken, by the clock and of the processor's time, which
-other programs on the machine do not change; an operator wants 50 ms at most.
+A site-day is 96 periods of all 52 stations of JPL behind one feeder. `--peer` names the Python of an
+environment with acnportal (`make peers-env`); least laxity first is then timed against its simulator on 20
+days of 10 stations (`make test-peers` checks that both deliver the same energy). The benchmark also prints
+how long a live controller takes to answer with a car at every station, in wall-clock and in processor time;
+the target is 50 ms.
 """
 
 import sys
@@ -24,12 +24,12 @@ from apportion.policy import Pooled
 from apportion_charging.controller import Controller
 from apportion_charging.days import Days
 from apportion_charging.forecasts import Predictor, add_forecasts
-from apportion_charging.problem import CHANNELS
-from apportion_charging.schedulers import SCHEDULERS, PolicySchedule, simulate
+from apportion_charging.problem import CHANNELS, PolicySchedule
+from apportion_charging.schedulers import SCHEDULERS, simulate
 from apportion_charging.sessions import read_sessions
 from apportion_charging.site import Site, Station, embedded_site
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "packages" / "charging" / "tests"))
 
 from garages import acnportal_days
 
@@ -37,7 +37,7 @@ STATIONS, DAYS, COPIES, PHI, RATE_KW, ANSWERS = 10, 20, 48, 0.15, 6.656, 2000
 
 
 def whole_site(days: Days) -> list[dict]:
-    """All days of all stations, under each schedule by turns."""
+    """Time all days at all stations under each schedule, the schedules in turn."""
     days = add_forecasts(days, Predictor.fit(days), recall=True)
     capacity = PHI * len(days.stations) * RATE_KW
     schedules = {
@@ -62,7 +62,7 @@ def whole_site(days: Days) -> list[dict]:
 
 
 def against_acnportal(days: Days, python: str) -> dict:
-    """Least laxity first on the same few days; ours at several garages at once, as it is used."""
+    """Time least laxity first on the same days; ours simulates several garages at once, as in use."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
     some = add_forecasts(some, Predictor.fit(days)).between(None, some.dates[DAYS - 1])
     capacity = PHI * STATIONS * RATE_KW
@@ -85,7 +85,7 @@ def against_acnportal(days: Days, python: str) -> dict:
 
 
 def answers_ms(stations: int, about: dict) -> np.ndarray:
-    """A garage whose meters speak, asked every 15 seconds: by the clock, and the processor's time."""
+    """Wall-clock and processor time of answers in a garage with meters, called every 15 seconds."""
     names = [f"S{place}" for place in range(stations)]
     site = Site(dict.fromkeys(names, Station()), feeder_a=6.0 * stations)
     policy = Pooled(CHANNELS, 48, key=jax.random.key(0))

@@ -38,7 +38,7 @@ from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head
 from apportion.tasks import Task
-from apportion_charging.garage import physics_of
+from apportion_charging.garage import make_physics
 from apportion_charging.objectives import Energy
 from apportion_charging.problem import Charging
 from apportion_studies.portfolio.mechanisms import Plain
@@ -74,7 +74,7 @@ def _charging():
     one_day = jax.tree.map(lambda x: x[None], random_garage(0))
     days, worth = jnp.ones(STATIONS, jnp.int32), jnp.ones(STATIONS)
     capacity = jnp.array([0.1, 0.2], jnp.float32)
-    wiring, ideal = jax.tree.map(jnp.asarray, WIRING), physics_of(ideal=True)
+    wiring, ideal = jax.tree.map(jnp.asarray, WIRING), make_physics(ideal=True)
     sizes = (STATIONS, ideal.periods)
     return Charging(one_day, wiring, days, worth, capacity, Energy(), False, ideal, *sizes)
 

@@ -13,12 +13,12 @@ import pandas as pd
 
 from apportion.policy import Policy, Pooled
 from apportion.tasks import Task
-from apportion_charging.days import Days, stations_of
+from apportion_charging.days import Days, make_stations
 from apportion_charging.forecasts import Predictor, add_forecasts
-from apportion_charging.garage import QUARTERS, REAL, Garage, Physics, physics_of
-from apportion_charging.problem import CHANNELS, Charging
-from apportion_charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
-from apportion_charging.sessions import inspect_frame
+from apportion_charging.garage import QUARTERS, REAL, Garage, Physics, make_physics
+from apportion_charging.problem import CHANNELS, Charging, PolicySchedule
+from apportion_charging.schedulers import SCHEDULERS, walk_day
+from apportion_charging.sessions import _inspect_frame
 from apportion_charging.site import Site, Station
 
 SITE = Site(
@@ -30,10 +30,10 @@ SITE = Site(
     feeder_kw=40.0,
 )
 """Two stations of 22 kW, two of 11 and two of 3.7."""
-WIRING = stations_of(SITE)
+WIRING = make_stations(SITE)
 STATIONS, SESSIONS = len(SITE.stations), 3
 FULL_KW = float(WIRING.max_kw.sum())
-IDEAL = physics_of(ideal=True)
+IDEAL = make_physics(ideal=True)
 
 
 def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
@@ -123,7 +123,7 @@ def nights(seed: int, days: int = 6) -> Days:
     frame["departure"] = (frame.arrival + pd.to_timedelta(frame.stay, unit="h")).dt.floor("s")
     frame["stated_departure"] = frame.departure
     frame["requested_kwh"] = frame.delivered_kwh
-    frame = inspect_frame(frame.drop(columns="stay").assign(site="here"), "nights").frame
+    frame = _inspect_frame(frame.drop(columns="stay").assign(site="here"), "nights").frame
     found = Days.of(frame, "here", SITE)
     return add_forecasts(found, Predictor.fit(found))
 

@@ -1,7 +1,7 @@
-"""A garage that a controller runs: charge points that do as told, cars of hidden needs, in plain Python.
+"""A garage in plain Python for a live controller: charge points that follow offers, cars with hidden needs.
 
-It shares no code with the simulator that policies are trained and tested in, and plays any number of
-minutes at a time. Whatever it is told is held against the site's limits, and so is whatever is drawn.
+It shares no code with the simulator. A step has any number of minutes. It checks each answer and the
+power drawn against the site's limits.
 """
 
 from collections.abc import Callable, Collection
@@ -61,8 +61,8 @@ class Stay:
     """Drawn since the controller was last asked."""
 
 
-def stays_of(days: Days, *, whole: bool) -> list[Stay]:
-    """The cars of these days; in whole periods, as the backtest has them, or when they really came."""
+def stays_of(days: Days) -> list[Stay]:
+    """The cars of these days in whole periods, as in the backtest."""
     garage, stays = days.garage, []
     period = pd.Timedelta(hours=days.physics.period_hours)
     for day, station, place in zip(*np.nonzero(garage.begins), strict=True):
@@ -74,10 +74,6 @@ def stays_of(days: Days, *, whole: bool) -> list[Stay]:
         arrival = hours(garage.arrived[at])
         comes = midnight + int(garage.arrival[at]) * period
         leaves = midnight + int(garage.departure[at]) * period
-        if not whole:
-            # The car before may have stayed into the period in which this one came.
-            comes = arrival.ceil("min") if comes - arrival < period else comes
-            leaves += (hours(garage.arrived[at] + garage.stay_hours[at]) - leaves) % period
         stays.append(
             Stay(
                 days.stations[station],

@@ -24,12 +24,12 @@ from apportion_charging.backtest import (
     read_certificate,
 )
 from apportion_charging.days import Days
-from apportion_charging.problem import CHANNELS
-from apportion_charging.schedulers import SCHEDULERS, PolicySchedule, llf, simulate
-from apportion_charging.sessions import inspect_frame, read_sessions
+from apportion_charging.problem import CHANNELS, PolicySchedule
+from apportion_charging.schedulers import SCHEDULERS, simulate
+from apportion_charging.sessions import _inspect_frame, read_sessions
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import Site, embedded_site
-from apportion_charging.training import Garages, facts_of, train_charging
+from apportion_charging.training import Garages, _collect_facts, train_charging
 from learning import assert_mean_above, optimised
 
 pytestmark = pytest.mark.usefixtures("few_schedulers")
@@ -50,7 +50,7 @@ def garages():
 
 @pytest.fixture(scope="module")
 def saved(garages):
-    return facts_of(garages, SETTINGS)
+    return _collect_facts(garages, SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_every_schedule_delivers_what_its_own_simulation_does_and_nobody_beats_t
 ):
     days = garages.all_days["jpl"].between("2019-07-01")
     assert tested.dates.tolist() == days.dates.tolist()
-    for name, schedule in ((POLICY, PolicySchedule(untrained)), ("llf", llf)):
+    for name, schedule in ((POLICY, PolicySchedule(untrained)), ("llf", SCHEDULERS["llf"])):
         alone = simulate(days, [schedule], 0.15 * 6 * RATE_KW, tested.members).energy_kwh[0]
         assert tested.drawn_kwh[name] == pytest.approx(alone, abs=1e-3)
         assert tested.served[name] == pytest.approx(alone.sum() / tested.need_kwh.sum(), rel=1e-5)
@@ -174,7 +174,7 @@ def test_a_gain_is_the_difference_of_the_shares_of_the_days_need_after_training(
 
 def test_the_baseline_may_be_the_users_own_or_another_run(untrained, saved, tmp_path):
     named = daily_gains(untrained, saved, FRAME, "llf", **SOME)
-    own = daily_gains(untrained, saved, FRAME, llf, **SOME)
+    own = daily_gains(untrained, saved, FRAME, SCHEDULERS["llf"], **SOME)
     np.testing.assert_array_equal(own.values, named.values)
     other = saved | {"until": {"jpl": "2019-07-12"}}
     save_policy(Pooled(CHANNELS, 4, key=jax.random.key(1)), tmp_path, other)
@@ -237,7 +237,7 @@ def with_future(frame: pd.DataFrame, seed: int, names: Sequence[str]) -> pd.Data
             "delivered_kwh": rng.uniform(0, 60, number),
         }
     )
-    return inspect_frame(
+    return _inspect_frame(
         pd.concat([frame.astype({"site": str, "station": str}), more], ignore_index=True),
         "sessions",
     ).frame
@@ -257,42 +257,26 @@ def test_no_bit_of_what_is_said_of_a_day_depends_on_later_ones(saved, untrained,
         assert again.values[: len(gains.values)].tobytes() == gains.values.tobytes()
 
 
-def test_a_car_that_is_still_there_keeps_its_day_open(garages):
-    description = garages.descriptions["jpl"]
-    name = next(iter(description.stations))
-    rows = [
-        ("2019-07-01 08:00", "2019-07-01 10:00"),
-        ("2019-07-02 20:00", "2019-07-04 10:00"),
-        ("2019-07-05 08:00", "2019-07-05 10:00"),
-        ("2019-07-08 08:00", "2019-07-09 10:00"),
-    ]
-    for count, over in ((1, "2019-07-01"), (2, "2019-07-01"), (3, "2019-07-05"), (4, "2019-07-07")):
-        frame = pd.DataFrame(rows[:count], columns=["arrival", "departure"])
-        frame = frame.assign(site="jpl", station=name, delivered_kwh=5.0)
-        days = Days.of(inspect_frame(frame, "sessions").frame, "jpl", description)
-        assert str(days.over) == over
-
-
 def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, tested):
     new = FRAME[FRAME.site == "jpl"].tail(2).assign(station=["AAA", "ZZZ"])
     both = pd.concat([FRAME, new], ignore_index=True).astype({"site": str, "station": str})
-    more = inspect_frame(both, "s").frame
+    more = _inspect_frame(both, "s").frame
     with pytest.warns(
         UserWarning, match=r"jpl: 2 sessions at stations .*\(AAA, ZZZ\) are left out"
     ):
         again = backtest_saved(untrained, saved, more, optimum=False, **SOME)
     np.testing.assert_array_equal(again.members, tested.members)
     np.testing.assert_array_equal(again.drawn_kwh["llf"], tested.drawn_kwh["llf"])
-    other = inspect_frame(FRAME[FRAME.site == "jpl"].assign(station="elsewhere"), "s").frame
+    other = _inspect_frame(FRAME[FRAME.site == "jpl"].assign(station="elsewhere"), "s").frame
     with pytest.raises(InputError, match="none of its stations, such as elsewhere, was there"):
         backtest_saved(untrained, saved, other, **SOME)
-    strange = inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="strange"), "s").frame
+    strange = _inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="strange"), "s").frame
     with pytest.raises(InputError, match='site "strange" was not trained on'):
         daily_gains(untrained, saved, strange, "llf", tasks=3)
 
 
 def test_a_site_is_the_same_whatever_its_case_and_training_days_are_warned_of(saved, untrained):
-    loud = inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="JPL"), "s").frame
+    loud = _inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="JPL"), "s").frame
     quick = {"tasks": 3, "optimum": False, "schedulers": {}}
     found = backtest_saved(untrained, saved, loud, **quick)
     assert str(found.dates[0]) > "2019-06-30"

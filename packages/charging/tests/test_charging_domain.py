@@ -1,6 +1,5 @@
 """Charging as the command line, the page and bridges ask for it."""
 
-import json
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from apportion.runs.settings import read_settings
 from apportion_charging.backtest import check_facts
 from apportion_charging.domain import (
     DOMAIN,
-    ChargingAllocateOptions,
     ChargingBacktestOptions,
     ChargingCertifyOptions,
     ChargingCheckOptions,
@@ -30,19 +28,11 @@ from apportion_charging.domain import (
 from apportion_charging.problem import CHANNELS
 from apportion_charging.sessions import read_sessions
 from apportion_charging.settings import ChargingSettings
-from apportion_charging.site import describe_sites, embedded_site, saved_site
-from apportion_charging.training import Garages, judge_policy
+from apportion_charging.site import describe_sites, saved_site
+from apportion_charging.training import Garages, _judge_policy
 
 pytestmark = pytest.mark.usefixtures("few_schedulers")
 
-NOW = {
-    "time": "2019-06-20 09:00",
-    "capacity_kw": 9.0,
-    "stations": [
-        {"id": name, "plugged": True, "arrival": "2019-06-20 08:00", "requested_kwh": 10.0}
-        for name in list(embedded_site("jpl").stations)[:3]
-    ],
-}
 SETTINGS = ChargingSettings(site=("jpl",), until="2019-06-14", task_size=6, hidden=4, held_out=0.0)
 
 
@@ -57,7 +47,7 @@ def run(tmp_path_factory):
     policy = Pooled(CHANNELS, SETTINGS.hidden, key=jax.random.key(0))
     settings = ChargingSettings(sessions=path, site=("jpl",), until="2019-06-14", task_size=6)
     made = Run.create(folder / "run", "charging", settings, {"data": {}, "versions": {}})
-    finish(made, judge_policy(policy, garages, SETTINGS))
+    finish(made, _judge_policy(policy, garages, SETTINGS))
     return made
 
 
@@ -77,22 +67,6 @@ def test_a_run_is_backtested_and_certified_on_its_own_file(run):
     assert "2019-06-14" < str(tested.dates[0]) < str(tested.dates[-1]) <= "2019-06-30"
     gains = DOMAIN.gains(run, "llf", ChargingCertifyOptions(bound=0.02))
     assert (gains.baseline, gains.high) == ("llf", 0.02)
-
-
-def test_power_is_allocated_from_a_file(run, tmp_path):
-    with pytest.raises(InputError, match="--now FILE.json"):
-        DOMAIN.allocate(run, ChargingAllocateOptions())
-    (tmp_path / "now.json").write_text(json.dumps(NOW))
-    past = run.folder.parent / "sessions.parquet"
-    for earlier in (None, past):
-        options = ChargingAllocateOptions(now=tmp_path / "now.json", earlier=earlier)
-        offers = DOMAIN.allocate(run, options)
-        told = offers.to_json()
-        assert {"allocation_a", "allocation_kw", "unused_kw", "decided_by"} <= told.keys()
-        assert sum(told["allocation_kw"].values()) + told["unused_kw"] == pytest.approx(
-            9.0, abs=1e-3
-        )
-        assert "unused" in offers.summary()
 
 
 def test_a_file_is_checked(run, tmp_path):

@@ -7,14 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from garages import (
-    SESSIONS,
-    STATIONS,
-    days_of,
-    opinionated,
-    random_garage,
-    walk_problem,
-)
+from garages import STATIONS, days_of, opinionated, random_garage, walk_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,15 +37,6 @@ def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
     assert set(worth[:STATIONS]) == {worth[0]}
     assert set(worth[STATIONS:]) == {worth[-1]}
     np.testing.assert_array_equal(Charging.of([one]).worth, 1.0)
-
-
-def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():
-    garage, zeros = random_garage(2), jnp.zeros((STATIONS, SESSIONS))
-    blind = dataclasses.replace(garage, predicted_need_kwh=zeros, predicted_departure=zeros)
-    forgetful = dataclasses.replace(garage, recalled_need_kwh=zeros)
-    recalled, unpredicted, forgot = (np.asarray(walk(g)[0]) for g in (garage, blind, forgetful))
-    np.testing.assert_array_equal(recalled, unpredicted)
-    assert np.abs(recalled - forgot).max() > 1e-3
 
 
 @settings(max_examples=5)

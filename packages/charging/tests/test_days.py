@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from apportion.errors import InputError
 from apportion_charging.days import Days
-from apportion_charging.forecasts import Medians, Predictor
-from apportion_charging.sessions import LAYOUT, inspect_frame, read_sessions
+from apportion_charging.forecasts import Predictor, _Medians
+from apportion_charging.sessions import _LAYOUT, _inspect_frame, read_sessions
 from apportion_charging.site import Site, Station, embedded_site
 
 DAY = "2019-05-02 "
@@ -29,7 +29,7 @@ def frame_of(*rows, zone=None):
     full = [(*row, None, None)[:6] for row in rows]
     names = "station arrival departure delivered_kwh stated_departure requested_kwh"
     frame = pd.DataFrame(full, columns=names.split()).assign(site="here")
-    return inspect_frame(frame[list(LAYOUT)].astype(object), "made up", zone).frame
+    return _inspect_frame(frame[list(_LAYOUT)].astype(object), "made up", zone).frame
 
 
 def days_of(*rows, zone=None, **options):
@@ -187,10 +187,10 @@ def test_medians_are_of_what_was_stated_else_of_what_happened_in_training():
         ("c", DAY + "08:00", DAY + "10:00", 1.0, DAY + "12:00", 20.0),
         ("d", DAY + "08:00", DAY + "18:00", 9.0),
     )
-    assert Medians.of(days.garage) == (20, 3)
+    assert _Medians.of(days.garage) == (20, 3)
     other = days_of(("a", DAY + "08:00", DAY + "09:00", 1.0, DAY + "16:00", 99.0))
-    assert Medians.of(days.garage, other.garage).requested_kwh == 25
+    assert _Medians.of(days.garage, other.garage).requested_kwh == 25
     silent = days_of(("a", DAY + "08:00", DAY + "10:00", 4.0))
-    assert Medians.of(silent.garage) == (4, 2)
+    assert _Medians.of(silent.garage) == (4, 2)
     with pytest.raises(InputError, match="1 session cannot fix 9 coefficients"):
         Predictor.fit(silent)

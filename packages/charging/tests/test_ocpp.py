@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion_charging.controller import Controller
-from apportion_charging.ocpp import VALID_PERIODS, ChargePoints, Point, read_samples
+from apportion_charging.ocpp import _VALID_PERIODS, ChargePoints, _Point, _read_samples
 from apportion_charging.ocpp_versions import stamp
 from apportion_charging.problem import CHANNELS
 from apportion_charging.site import Branch, Site, Station
@@ -121,7 +121,7 @@ class Garage:
                 return "Rejected"
             # It ends when its schedule says, however late it came; the clock is half a period off.
             begun = datetime.fromisoformat(schedule["start_schedule"])
-            assert schedule["duration"] == math.ceil((VALID_PERIODS + 1) * self.every)
+            assert schedule["duration"] == math.ceil((_VALID_PERIODS + 1) * self.every)
             left = schedule["duration"] - (datetime.now(UTC) - begun).total_seconds()
             self.limit, self.until = amperes, time.time() + left + self.every / 2
         self.ledger.check()
@@ -370,7 +370,7 @@ def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(t
 
 
 def test_an_offer_without_an_answer_counts_as_both_what_was_and_what_was_told():
-    point = Point("A", Station(32.0), heard=True)
+    point = _Point("A", Station(32.0), heard=True)
     assert point.may_flow_a() == 32.0
     point.has_default = True
     point.link = SimpleNamespace(ready=True)
@@ -388,9 +388,9 @@ def test_an_offer_without_an_answer_counts_as_both_what_was_and_what_was_told():
 def test_meter_values_are_read_in_every_unit_and_what_cannot_be_is_set_aside():
     power = {"measurand": "Power.Active.Import", "unit": "kW"}
     three = [{"value": "1.1", **power, "phase": phase} for phase in ("L1", "L2", "L3")]
-    assert read_samples(three, 230.0, 3)[1] == pytest.approx(3.3)
+    assert _read_samples(three, 230.0, 3)[1] == pytest.approx(3.3)
     scaled = [{"value": 2.0, "unit_of_measure": {"unit": "Wh", "multiplier": 3}}]
-    assert read_samples(scaled, 230.0, 1) == (2000.0, None, None)
+    assert _read_samples(scaled, 230.0, 1) == (2000.0, None, None)
     for value in ("nan", "-1", None, "1e99"):
-        assert read_samples([{"value": value}], 230.0, 1)[:2] == (None, None)
-    assert read_samples("x", 230.0, 1) == (None, None, None)
+        assert _read_samples([{"value": value}], 230.0, 1)[:2] == (None, None)
+    assert _read_samples("x", 230.0, 1) == (None, None, None)

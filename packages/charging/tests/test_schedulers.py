@@ -1,7 +1,6 @@
 """The schedulers, simulated days and the optimum: within limits, car by car, blind to the future."""
 
 import dataclasses
-import math
 from itertools import product
 
 import jax
@@ -23,24 +22,11 @@ from garages import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_garage import speaks
 
 from apportion.errors import InputError
 from apportion_charging import schedulers
-from apportion_charging.garage import (
-    REAL,
-    Garage,
-    draw,
-    learn,
-    see,
-    unknown,
-)
-from apportion_charging.schedulers import (
-    SCHEDULERS,
-    best_energies,
-    pour,
-    simulate,
-)
+from apportion_charging.garage import REAL, Garage, draw, initial_state, learn, see
+from apportion_charging.schedulers import SCHEDULERS, _pour, best_energies, simulate
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
@@ -72,29 +58,6 @@ def test_what_stations_are_told_keeps_to_every_limit_and_energy_is_neither_made_
     assert (drawn <= WIRING.max_kw / 4 + 1e-4).all()
     assert (drawn[~seen.plugged] == 0).all()
     assert (by_session(day, drawn) <= np.asarray(day.need_kwh) + 1e-3).all()
-
-
-def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
-    alike = jax.tree.map(lambda x: jnp.repeat(x[:1], 2, 0), random_garage(1))
-    day = dataclasses.replace(
-        jax.tree.map(lambda x: x[..., :1], alike),
-        arrival=jnp.array([[3], [3]], jnp.int32),
-        departure=jnp.array([[9], [9]], jnp.int32),
-        arrived=jnp.array([[0.7], [0.5]]),
-        need_kwh=jnp.full((2, 1), 5.0),
-        to_come_kwh=alike.to_come_kwh,
-        clock_hours=alike.clock_hours,
-    )
-    two = WIRING.at(np.array([0, 0]))
-
-    @jax.jit
-    def offers():
-        seen = see(day, two, unknown(two), jnp.int32(3), jnp.float32(4.0))
-        return {name: schedule(seen) for name, schedule in SCHEDULERS.items()}
-
-    for name, offer in offers().items():
-        expected = [2.0, 2.0] if name == "equal" else [0.0, 4.0]
-        assert offer.tolist() == pytest.approx(expected), name
 
 
 def sessions(day: Garage) -> dict[str, np.ndarray]:
@@ -173,114 +136,60 @@ def test_the_clairvoyant_does_look_ahead():
     assert any(map(looked_ahead, range(10, 80)))
 
 
-def laxity(leaves: str, need: str):
-    return lambda car: car[leaves] - max(car[need] - car["got"], 0) / car["usable"]
+def least_laxity(outlook):
+    return lambda seen, k: (
+        outlook(seen).hours_left - outlook(seen).open_kwh / outlook(seen).rate_kw
+    )[k]
 
 
 KEYS = {
-    "fcfs": lambda car: car["arrived"],
-    "edf": lambda car: car["stated_departure"],
-    "llf": laxity("stated_departure", "requested_kwh"),
-    "edf-predicted": lambda car: car["predicted_departure"],
-    "llf-predicted": laxity("predicted_departure", "predicted_need_kwh"),
-    "llf-recalled": laxity("recalled_departure", "recalled_need_kwh"),
-    "largest-remaining": lambda car: -max(car["requested_kwh"] - car["got"], 0),
-    "clairvoyant": laxity("leaves", "need_kwh"),
+    "fcfs": lambda seen, k: seen.arrived[k],
+    "edf": lambda seen, k: seen.said.hours_left[k],
+    "llf": least_laxity(lambda seen: seen.said),
+    "edf-predicted": lambda seen, k: seen.predicted.hours_left[k],
+    "llf-predicted": least_laxity(lambda seen: seen.predicted),
+    "llf-recalled": least_laxity(lambda seen: seen.recalled),
+    "largest-remaining": lambda seen, k: -seen.said.open_kwh[k],
+    "clairvoyant": least_laxity(lambda seen: seen.truth),
 }
 
 
-def plain_wishes(cars: list[dict], name: str, capacity: float) -> None:
-    """What a scheduler wishes for each car, in kW, within what it is believed to take."""
-    left = capacity
+def plain_wishes(seen, name: str, capacity: float) -> list[float]:
+    """What a scheduler wishes for each station in a period, car by car in plain Python."""
+    most, left = [float(kw) for kw in seen.limit_kw], capacity
+    if name == "clairvoyant":
+        most = [
+            min(kw, 4 * float(open_kwh))
+            for kw, open_kwh in zip(most, seen.truth.open_kwh, strict=True)
+        ]
+    wishes = [0.0] * STATIONS
     if name == "equal":
-        for number, car in enumerate(sorted(cars, key=lambda car: car["limit_kw"])):
-            car["wish"] = min(car["limit_kw"], left / (len(cars) - number))
-            left -= car["wish"]
-        return
-    for car in sorted(cars, key=lambda car: (KEYS[name](car), car["arrived"])):
-        most = car["limit_kw"]
-        if name == "clairvoyant":
-            most = min(most, 4 * (car["need_kwh"] - car["got"]))
-        car["wish"] = min(most, left)
-        left -= car["wish"]
+        for number, k in enumerate(sorted(range(STATIONS), key=lambda k: most[k])):
+            wishes[k] = min(most[k], left / (STATIONS - number))
+            left -= wishes[k]
+        return wishes
+    for k in sorted(range(STATIONS), key=lambda k: (KEYS[name](seen, k), seen.arrived[k])):
+        wishes[k] = min(most[k], left)
+        left -= wishes[k]
+    return wishes
 
 
-def plain_points(cars: list[dict], capacity: float) -> None:
-    """Wishes as whole amperes: in their order, then who is on, then anybody."""
-    room, least = capacity, 6
-    for car in cars:
-        car["told"], car["most"] = 0, math.floor(car["most_a"] + 1e-3)
-    able = [car for car in cars if car["most"] >= least]
-    order = sorted(
-        able,
-        key=lambda c: (-c["held"], -c["wish"] / c["kw_per_a"], -(c["on"] > 0), c["station"]),
-    )
-    for turn in ("wish", "on", "all"):
-        for car in order:
-            goal = car["most"]
-            if turn == "wish":
-                if not car["held"] and car["wish"] <= 0:
-                    continue
-                goal = min(max(math.ceil(car["wish"] / car["kw_per_a"] - 1e-3), least), goal)
-            elif turn == "on" and not car["told"]:
-                continue
-            target = math.floor(min(goal, car["told"] + room / car["kw_per_a"] + 1e-3))
-            if target >= least and target > car["told"]:
-                room -= (target - car["told"]) * car["kw_per_a"]
-                car["told"] = target
+def twins(day: Garage) -> Garage:
+    """The same cars at every station, except for the minute of their arrival: only that breaks ties."""
+    same = jax.tree.map(lambda x: jnp.repeat(x[:1], STATIONS, 0), day)
+    return dataclasses.replace(same, arrived=same.arrived - jnp.arange(STATIONS)[:, None] / 60)
 
 
-def plain_day(day: Garage, name: str, capacity: float) -> float:
-    """A day car by car, in plain Python and double precision."""
-    cars, known = [], sessions(day)
-    for i, k in np.argwhere(known["departure"] > known["arrival"]):
-        car = {name: float(values[i, k]) for name, values in known.items()}
-        wired = {x: float(getattr(WIRING, x)[i]) for x in ("kw_per_a", "phases", "max_a")}
-        fresh = {"got": 0.0, "limit_a": wired["max_a"], "single": False, "held": False}
-        fresh |= dict.fromkeys(("on", "idle", "off"), 0)
-        cars.append(car | wired | fresh | {"station": i, "leaves": car["departure"] / 4})
-    for n in range(PERIODS):
-        here = [c for c in cars if c["arrival"] <= n < c["departure"]]
-        for car in here:
-            done = car["idle"] >= 2
-            probed = 6 if car["off"] >= 2 else 0
-            car["most_a"], car["wish"] = probed if done else car["limit_a"], 0.0
-            car["limit_kw"] = 0.0 if done else car["limit_a"] * car["kw_per_a"]
-            car["usable"] = (
-                car["limit_a"] * car["kw_per_a"] / (car["phases"] if car["single"] else 1)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_wishes_equal_those_made_car_by_car(name):
+    for day in (*map(random_garage, range(3)), twins(random_garage(3))):
+        seen, _ = walk("llf", day, feeder(0.2))
+        found = jax.jit(jax.vmap(SCHEDULERS[name]))(seen)
+        for n in range(PERIODS):
+            view = jax.tree.map(lambda x, n=n: x[n], seen)
+            assert found[n].tolist() == pytest.approx(
+                plain_wishes(view, name, 0.2 * FULL_KW), abs=1e-3
             )
-        plain_wishes([car for car in here if car["limit_kw"]], name, capacity)
-        plain_points(here, capacity)
-        for car in here:
-            left, share = car["need_kwh"] - car["got"], car["car_share"] * car["kw_per_a"]
-            past = max(1 - left / max(car["need_kwh"], 1e-6) - 0.8, 0) / 0.2
-            current = car["car_a"] + (2 - car["car_a"]) * min(past, 1)
-            kw = min(car["told"] * share, current * share, 4 * left) if left > 1e-6 else 0.0
-            car["got"] += kw / 4
-            told, evenly = car["told"], kw / car["kw_per_a"]
-            car["on"], car["off"] = (car["on"] + 1, 0) if told else (0, car["off"] + 1)
-            if not told or not speaks(int(car["number"]), n - int(car["arrival"])):
-                continue
-            car["single"] |= car["phases"] > 1 and 0.5 < evenly < 5.4
-            taken = evenly * (car["phases"] if car["single"] else 1)
-            car["idle"] = car["idle"] + 1 if taken < 0.5 else 0
-            if taken < 0.9 * told:
-                car["limit_a"] = min(max(math.ceil(taken) + 1, 6), car["max_a"])
-            elif told > car["limit_a"] - 1:
-                car["limit_a"] = min(car["max_a"], 1.5 * car["limit_a"])
-    return sum(car["got"] for car in cars)
-
-
-def test_a_simulated_day_equals_one_walked_car_by_car():
-    days = [random_garage(seed) for seed in range(8)]
-    for phi in (0.08, 0.25):
-        # Cars that were there before count here on the day, too: nothing is moved.
-        for name in SCHEDULERS:
-            energy = np.array([walk(name, day, feeder(phi))[1].sum() for day in days])
-            expected = [plain_day(day, name, phi * FULL_KW) for day in days]
-            # In single precision a car may come to be believed an ampere apart.
-            assert energy == pytest.approx(expected, rel=1e-2), name
-            assert np.median(np.abs(energy / expected - 1)) < 1e-4, name
 
 
 def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
@@ -309,7 +218,7 @@ def test_days_side_by_side_give_what_one_long_lane_gives_and_no_session_is_cut(s
     for some in (missed, days):
         several = simulate(some, schedule, 12.0).energy_kwh
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(schedulers, "lanes_of", lambda joins: np.arange(len(joins))[None])
+            patch.setattr(schedulers, "make_lanes", lambda joins: np.arange(len(joins))[None])
             one = simulate(some, schedule, 12.0).energy_kwh
         assert several == pytest.approx(one, abs=1e-4)
     # What a car draws after midnight counts on its first day, and is never more than its need.
@@ -362,7 +271,7 @@ ONE = WIRING.at(np.array([0]))
 
 def known_after(*periods: tuple[float, float | None]):
     """What is known of a car at a station of 22 kW after periods of (amperes offered, kW metered)."""
-    state = unknown(ONE)
+    state = initial_state(ONE)
     for offered, kw in periods:
         heard = jnp.array([kw is not None])
         kw_now = jnp.array([0.0 if kw is None else kw])
@@ -391,7 +300,7 @@ def served_by(day, offers, scale):
         return draw(seen, scale * offer, IDEAL)
 
     periods = jnp.arange(PERIODS, dtype=jnp.int32)
-    return jax.lax.scan(period, unknown(WIRING), (periods, offers))[1].sum()
+    return jax.lax.scan(period, initial_state(WIRING), (periods, offers))[1].sum()
 
 
 served_gradient = jax.jit(jax.grad(served_by, argnums=2))
@@ -408,7 +317,7 @@ def test_what_is_drawn_has_the_gradient_of_finite_differences(seed):
         assert served_gradient(day, offers, 1.0) == pytest.approx(sum(sides) / 2, abs=0.05)
 
 
-poured_over = jax.jit(pour)
+poured_over = jax.jit(_pour)
 
 
 @given(

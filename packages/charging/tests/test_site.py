@@ -5,14 +5,7 @@ import pandas as pd
 import pytest
 
 from apportion.errors import InputError
-from apportion_charging.site import (
-    Branch,
-    Site,
-    Station,
-    describe_sites,
-    embedded_site,
-    saved_site,
-)
+from apportion_charging.site import Branch, Site, Station, describe_sites, embedded_site, saved_site
 
 TEXT = """
 timezone = "Europe/Berlin"

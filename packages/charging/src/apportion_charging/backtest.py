@@ -1,9 +1,9 @@
-"""A policy beside every scheduler on the same days, stations and feeder, and how sure its lead is.
+"""A policy and every scheduler on the same days, stations and feeder, with intervals of its lead.
 
-Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of
-days: what the weather or a holiday does to one day it does to all tasks. A certificate bets on gains by
-day: the difference of the shares of that day's need that both met, over all garages drawn at the site, so
-that what garages of one day have in common counts once. Only days after training count.
+Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of days,
+because all tasks share a day's weather and holidays. A certificate bets on gains by day: the difference of
+the shares of that day's need that both met, over all garages drawn at the site. Only days after training
+count.
 """
 
 import json
@@ -28,34 +28,33 @@ from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.files import read_bytes
 from apportion.runs.policy_file import load_about, load_policy
-from apportion.runs.settings import suggest
 from apportion.tasks import count_tasks, draw_tasks
 from apportion_charging.days import Days
 from apportion_charging.forecasts import Predictor, add_forecasts
-from apportion_charging.garage import physics_of
+from apportion_charging.garage import make_physics
 from apportion_charging.mpc import MPC, simulate_mpc
-from apportion_charging.problem import CHANNELS
+from apportion_charging.problem import CHANNELS, PolicySchedule
 from apportion_charging.schedulers import (
     CLAIRVOYANT,
     HINDSIGHT,
     OPTIMUM,
     SCHEDULERS,
     Delivered,
-    PolicySchedule,
     Schedule,
     best_energies,
+    find_scheduler,
     simulate,
     walk_day,
 )
 from apportion_charging.sessions import count
 from apportion_charging.settings import OBJECTIVES
-from apportion_charging.site import Site, Tariff, describe_sites, of_site, saved_site
+from apportion_charging.site import Site, Tariff, describe_sites, find_site, saved_site
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POLICY = "policy"
-SHORT = 0.8
+_SHORT_SHARE = 0.8
 """A car that left with less than this share of its need left short."""
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
@@ -68,7 +67,7 @@ _FORMATS: Any = {
     "cost_per_kwh": "{:.4f}".format,
     **dict.fromkeys(("ahead", "low", "high"), lambda share: f"{100 * share:+.2f}"),
 }
-"""How each column is told; a lead is a difference of shares, in points."""
+"""The format of each column; a lead is a difference of shares, in points."""
 MEASURES = {
     "energy": "Energy",
     "fair": "Fairness",
@@ -139,7 +138,7 @@ class ChargingBacktest:
         if objective == "fair":
             return self._jain(name).sum(0), (need > 0).any((2, 3)).sum(0)
         if objective == "promise":
-            part, kwh = SHORT * need, self.promise_kwh
+            part, kwh = _SHORT_SHARE * need, self.promise_kwh
             promised = part if kwh is None else np.minimum(kwh, need)
             # To a thousandth: energies are sums in single precision.
             kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
@@ -153,7 +152,7 @@ class ChargingBacktest:
     def short(self, name: str) -> float:
         """The share of cars that left with less than 80 % of what they needed."""
         there = self.need_kwh > 0
-        return float((self.drawn_kwh[name] < SHORT * self.need_kwh)[there].mean())
+        return float((self.drawn_kwh[name] < _SHORT_SHARE * self.need_kwh)[there].mean())
 
     def fairness(self, name: str) -> float:
         """Jain's index of the cars' shares of their need, within a task's day; the mean over them."""
@@ -161,7 +160,7 @@ class ChargingBacktest:
         return float(index[index > 0].mean())
 
     def _jain(self, name: str) -> np.ndarray:
-        """Jain's index of each task and day; 0 where nobody was served anything."""
+        """Jain's index of each task and day; 0 if no car was served."""
         there = self.need_kwh > 0
         shares = np.where(there, self.drawn_kwh[name] / np.where(there, self.need_kwh, 1.0), 0.0)
         count = there.sum((2, 3))
@@ -200,7 +199,7 @@ class ChargingBacktest:
         }
 
     def _compared(self) -> list[str]:
-        """Whom the policy is held against: the optimum, of energy, in energy alone."""
+        """The schedules that the policy is compared with; the optimum only for energy."""
         names = self.served if self.objective == "energy" else self.drawn_kwh
         return [name for name in names if name != POLICY]
 
@@ -215,7 +214,7 @@ class ChargingBacktest:
                 ahead = self.ahead(name)
                 row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
             rows.append(row)
-        # In one order, whoever is first: what looks ahead has no cars, and the policy no lead.
+        # A fixed column order: the optimum has no measures by car, and the policy no lead.
         table = pd.DataFrame(rows, columns=["schedule", *_FORMATS])
         # Without prices nothing has a cost.
         return table if self.cost else table.drop(columns="cost_per_kwh")
@@ -229,7 +228,7 @@ class ChargingBacktest:
             f"{self.capacity:.0%} of their full rate, {self.capacity_kw.mean():.1f} kW\n{table}\n"
             f"ahead, from low to high: the policy's lead over each in points of {self.objective}, and "
             "its 95 % interval\n"
-            "clairvoyant and optimum look ahead: nobody can know at the time what they know"
+            "clairvoyant and optimum know the future"
         )
 
     def plot(self) -> "Figure":
@@ -259,10 +258,11 @@ class ChargingBacktest:
         return sums
 
 
-def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
-    """What the feeder of each task gives: so much of its stations' full rate, or kW.
+def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
+    """Compute each task's feeder in kW from a share of its stations' full rate, or from kW.
 
-    >>> feeders("0.5", np.array([20.0])).tolist(), feeders("7kW", np.array([20.0])).tolist()
+    >>> full_kw = np.array([20.0])
+    >>> _parse_feeders("0.5", full_kw).tolist(), _parse_feeders("7kW", full_kw).tolist()
     ([10.0], [7.0])
     """
     text = str(capacity).strip().lower()
@@ -280,8 +280,8 @@ def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
     return number * full_kw
 
 
-def draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
-    """So many garages of these stations, or as many as there are, (tasks, entities)."""
+def _draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
+    """Draw garages among the stations, at most as many as there are, (tasks, entities)."""
     count = min(tasks, count_tasks(stations, task_size))
     return np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
 
@@ -318,15 +318,15 @@ def backtest_schedules(
         What the policy was trained for.
     """
     garage, stations = days.garage, len(days.stations)
-    members = draw_garages(stations, task_size, tasks, seed)
+    members = _draw_garages(stations, task_size, tasks, seed)
     full = np.asarray(days.wiring.max_kw)[members].sum(1)
-    feeder = feeders(capacity, full)
+    feeder = _parse_feeders(capacity, full)
     drawn: dict[str, Delivered] = {}
     others: dict[str, Schedule] = {}
     own = PolicySchedule(policy, spare=not days.physics.fill)
     for name, schedule in {POLICY: own, **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
-            # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
+            # One program per policy shape, so that two equal policies deliver equal energy.
             drawn[name] = simulate(days, [schedule], feeder, members)
         else:
             others[name] = schedule
@@ -354,14 +354,14 @@ def backtest_schedules(
 
 
 def costs(days: Days, prices: Tariff, drawn: Delivered) -> np.ndarray:
-    """What was drawn by a single schedule cost, (tasks, days)."""
+    """Compute the cost of what a single schedule drew, (tasks, days)."""
     hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
     clock = hours + np.asarray(days.garage.clock_hours).max(1, keepdims=True)
     return prices.cost(drawn.by_period_kwh[0], clock, days.physics.period_hours)
 
 
 def check_facts(saved: Mapping[str, Any]) -> None:
-    """Refuse a policy for something else, and facts that no training can have saved with one.
+    """Refuse a policy of another domain, and invalid facts.
 
     Examples
     --------
@@ -416,12 +416,12 @@ def backtest_saved(
     mpc: bool = False,
     past_alone: bool = False,
 ) -> ChargingBacktest:
-    """A policy, of which this was saved, beside every scheduler on a file's sessions.
+    """Backtest a saved policy and every scheduler on a file's sessions.
 
-    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`; the site need not be one
-    that was trained on. Of one that was, the stations are those known in training: garages are drawn
-    among them, and one that appears later is left out with a warning. With `past_alone` nothing that is
-    said of a day changes with sessions of later ones, and what cannot be so is refused.
+    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be one
+    that was trained on. If it was, garages are drawn among the stations known in training, and later
+    stations are left out with a warning. With `past_alone` no result of a day depends on sessions of later
+    days, and a request that would need them is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -437,22 +437,22 @@ def backtest_saved(
     )
     [(name, description)] = described.items()
     whole = site is not None and site.endswith(".toml")
-    if not whole and of_site(saved.get("sites", {}), name) is not None:
+    if not whole and find_site(saved.get("sites", {}), name) is not None:
         description = saved_site(saved, name)
         frame = _at_known_stations(frame, name, description)
     elif past_alone and not whole and not embedded:
         raise InputError(
-            f'site "{name}" was not trained on, and what its stations are would be told by later sessions; '
+            f'site "{name}" was not trained on, and its stations would depend on later sessions; '
             "describe it in a TOML file and give that with --site"
         )
     objective = saved.get("objective", "energy")
-    physics = physics_of(
+    physics = make_physics(
         saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
     )
     everything = Days.of(
         frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
     )
-    until = None if unseen else of_site(saved.get("until", {}), name)
+    until = None if unseen else find_site(saved.get("until", {}), name)
     if until is not None and start is None:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
     elif until is not None and as_day(str(start)) <= as_day(until):
@@ -461,7 +461,7 @@ def backtest_saved(
             "about days to come",
             stacklevel=2,
         )
-    known = set(of_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
+    known = set(find_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
     places = [i for i, station in enumerate(everything.stations) if station not in known]
     if past_alone:
         end = str(everything.over)
@@ -478,9 +478,9 @@ def backtest_saved(
             "--stations from 1 to that"
         )
     capacity = 0.15 if capacity is None else capacity
-    feeders(capacity, np.ones(1))
+    _parse_feeders(capacity, np.ones(1))
     predictor = Predictor.from_dict(saved.get("predictor", {}))
-    drawn = np.asarray(places)[np.unique(draw_garages(len(places), size, tasks))]
+    drawn = np.asarray(places)[np.unique(_draw_garages(len(places), size, tasks))]
     days = add_forecasts(
         everything, predictor, saved.get("recall", False), only=tested, stations=drawn
     )
@@ -500,7 +500,7 @@ def backtest_saved(
 
 
 def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
-    """The sessions at stations that are described; the others are named in a warning."""
+    """Select the sessions at described stations; name the others in a warning."""
     here = frame.site == site
     other = here & ~frame.station.isin(list(description.stations))
     if not other.any():
@@ -529,7 +529,7 @@ def daily_gains(
     bound: float = GAIN_BOUND,
     **chosen: Any,
 ) -> Gains:
-    """A policy's gains over a scheduler on the days after training.
+    """Compute a policy's daily gains over a scheduler on the days after training.
 
     Parameters
     ----------
@@ -549,7 +549,7 @@ def daily_gains(
         schedule, until = _scheduler(schedule)
         own = saved.get("until", {})
         saved["until"] = {
-            site.casefold(): max(of_site(own, site) or "", of_site(until, site) or "")
+            site.casefold(): max(find_site(own, site) or "", find_site(until, site) or "")
             for site in {*own, *until}
         }
     found = backtest_saved(
@@ -563,7 +563,7 @@ def daily_gains(
     )
     needed = _sums(found.need_kwh)
     more = _sums(found.drawn_kwh[POLICY]) - _sums(found.drawn_kwh[name])
-    # A day on which nobody needed anything says nothing.
+    # A day without need has no gain.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
     return Gains.within(
         share,
@@ -577,14 +577,13 @@ def daily_gains(
 
 
 def _sums(kwh: np.ndarray) -> np.ndarray:
-    """Each day's sum, rounded once: no bit of it depends on what other days have."""
+    """Sum each day exactly, so that no bit depends on other days."""
     days = np.asarray(kwh, float).swapaxes(0, 1)
     return np.array([math.fsum(day.ravel().tolist()) for day in days])
 
 
 def read_certificate(path: Path, site: Site) -> dict[str, Any]:
-    """A certificate of a policy at this very site; its `trust` is how far the policy is trusted, which is
-    not at all where it is harmful.
+    """Read a certificate for this site; its `trust` is 0 if the verdict is harmful.
 
     Raises
     ------
@@ -608,16 +607,12 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
-    """A scheduler by its name, or by the folder of its run with the last days it was trained on."""
-    if name in SCHEDULERS and name not in HINDSIGHT:
-        return SCHEDULERS[name], {}
-    # Of a name that is too long, os.path says no where Path raises.
-    if not os.path.isdir(name):
-        known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
-        raise InputError(
-            f"there is no scheduler {name!r} to certify against; choose {', '.join(known)}, or the "
-            f"folder of another charging run{suggest(name, known)}"
-        )
+    """Find a scheduler by name, or load a run's policy with its last training days."""
+    # os.path returns False for a name that is too long; Path raises.
+    if name in {*SCHEDULERS} - {*HINDSIGHT} or not os.path.isdir(name):
+        return find_scheduler(
+            name, " to certify against", ", or the folder of another charging run"
+        ), {}
     about = load_about(name)
     check_facts(about)
     spare = about.get("objective") == "cost"
@@ -625,7 +620,7 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
 
 
 def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
-    """The day of most need as an operator sees it: whose power when, and with what each car left.
+    """Return the day of largest need: power by station and period, and the result of each car.
 
     `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
     `cars` a row for each car: when it was there, what it needed, what each schedule gave it.

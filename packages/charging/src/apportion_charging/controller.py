@@ -1,9 +1,9 @@
-"""What a garage's controller asks every minute: who is plugged in now, and how many amperes to tell each.
+"""The live controller: from the cars plugged in now to the amperes offered to each station.
 
-A `Controller` is made once for a site, which compiles; each call of `allocate` then takes milliseconds. It
-sees and learns by the functions of the simulator, and its wishes go through the same set-points, so that
-what was certified is what is sent. It never refuses: a datum that cannot be is set aside with a warning,
-and where the policy cannot decide the baseline does. What it knows of the cars survives a restart.
+A `Controller` compiles once per site; each call of `allocate` then takes milliseconds. It uses the
+simulator's own functions to observe cars, learn from meters and compute set-points, so it runs what the
+certificate tested. `allocate` never raises: it ignores invalid data with a warning, and falls back to the
+baseline if the policy fails. Its state survives a restart.
 """
 
 import json
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apportion.composition import mix_allocations
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.files import write_json
@@ -28,19 +29,20 @@ from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_about
 from apportion.runs.settings import suggest
 from apportion_charging.backtest import check_facts
-from apportion_charging.days import Days, stations_of
+from apportion_charging.days import Days, make_stations
 from apportion_charging.forecasts import EarlierDays, Predictor
 from apportion_charging.garage import (
     Garage,
     GarageState,
     StationView,
+    initial_state,
     learn,
+    make_physics,
     offer,
-    physics_of,
     see,
-    unknown,
 )
-from apportion_charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule
+from apportion_charging.problem import PolicySchedule
+from apportion_charging.schedulers import find_scheduler
 from apportion_charging.site import Site, is_number
 
 if TYPE_CHECKING:
@@ -49,32 +51,30 @@ if TYPE_CHECKING:
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
 _FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
-_KEPT = ("job", "objective", "predictor", "recall", "channels")
-"""The facts about a policy that matter here."""
 _LONGEST_GAP_HOURS = 24.0
-"""After so long without a question nothing is concluded from the meters."""
-_NO_ZONE = "a time carries a zone, and the site has none; its clock is taken to be UTC's"
+"""After a longer gap between two calls the meter values are not used for learning."""
+_NO_ZONE_WARNING = "a time has a zone but the site has none; the site's clock is assumed to be UTC"
 _FULL_HOURS = 1e3
-"""A car that is said to be full counts as idle for so long."""
-_NAMED = 20
-"""Stations that nobody knows are named up to so many."""
-_SAME_CAR = timedelta(minutes=5)
-"""Clocks that differ by less tell the same arrival."""
+"""Idle time assigned to a car that is reported as full."""
+_MAX_NAMED_STATIONS = 20
+"""At most this many unknown stations are named in warnings."""
+_SAME_ARRIVAL = timedelta(minutes=5)
+"""Two arrivals that differ by less are the same car: clocks may differ."""
 
 _logger = logging.getLogger("apportion.charging")
 
 
 @dataclass(frozen=True)
 class PowerOffers:
-    """The amperes to tell each station until the next question, and what nobody can take."""
+    """The amperes offered to each station until the next call, and the unused power."""
 
     allocation_a: dict[str, int]
     allocation_kw: dict[str, float]
     unused_kw: float
     decided_by: str
-    """The policy, the baseline, or both in parts."""
+    """policy, the baseline's name, both, or nobody if neither could decide."""
     warnings: tuple[str, ...] = ()
-    """What was set aside, a sentence each."""
+    """One sentence for each invalid value that was ignored."""
 
     def summary(self) -> str:
         """A line for each station, and the warnings."""
@@ -96,53 +96,52 @@ class PowerOffers:
         """A row for each station."""
         import pandas as pd
 
-        told = {"amperes": self.allocation_a, "kw": self.allocation_kw}
-        return pd.DataFrame(told).rename_axis("station").reset_index()
+        offers = {"amperes": self.allocation_a, "kw": self.allocation_kw}
+        return pd.DataFrame(offers).rename_axis("station").reset_index()
 
 
 @dataclass
-class Car:
-    """What is told of the car at a station, once what cannot be is set aside."""
+class _Car:
+    """The validated statement about the car at a station."""
 
     arrival: datetime
-    """On the clock of standard time, as all times."""
+    """In the site's standard time, like all times here."""
     stated_departure: datetime | None = None
     requested_kwh: float | None = None
     delivered_kwh: float | None = None
     drawn_kw: float | None = None
     offered_a: float | None = None
-    """What the station took over, where that is not what it was told."""
+    """The offer that the station has in force, if it differs from the last answer."""
     max_kw: float | None = None
     full: bool | None = None
 
 
 def read_now(path: Path) -> dict[str, Any]:
-    """A JSON file of what the controller sees."""
+    """Read a statement of the garage's present state from a JSON file."""
     with reading(path, "give a JSON file; see the page on charging"):
         return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 class Controller:
-    """A trained charging policy, ready to be asked.
+    """A live controller for one site around a trained charging policy.
 
     Parameters
     ----------
     policy, about
-        A policy and what was saved with it.
+        The policy and the facts saved with it.
     site
         The garage: its stations, their cables and the limits above them.
     baseline
-        The scheduler, by its name, that decides where the policy cannot, or is not trusted in full.
+        Name of the scheduler that decides if the policy fails, and for the share that `trust` leaves.
     trust
-        The policy's part in the decision, such as `apportion certify --json` says; the rest is the
-        baseline's. It may be changed at any time.
+        The policy's share of the decision, in [0, 1], for example from `apportion certify --json`. The
+        baseline has the rest. It may be changed between two calls.
     earlier
-        Sessions of the garage's earlier days, as `read_sessions` gives them, for a policy that recalls
-        them: similar requests, and the cars still to come. Without any it decides as in a garage
-        without a past, where as much is to come as in training.
+        Sessions of the garage's earlier days, as returned by `read_sessions`, for a policy trained with
+        recall. They improve the forecasts of needs, stays and later arrivals. Without them the
+        controller uses the training days' means.
     state
-        A JSON file that keeps what is known of the cars, written after each decision; a controller that is
-        made anew goes on from it.
+        JSON file with the state of the cars, written after each decision and read at start.
 
     Examples
     --------
@@ -162,48 +161,44 @@ class Controller:
         state: Path | None = None,
     ):
         check_facts(about)
-        known = [name for name in SCHEDULERS if name not in HINDSIGHT]
-        if baseline not in known:
-            raise InputError(
-                f"there is no scheduler {baseline!r}; choose {', '.join(known)}{suggest(baseline, known)}"
-            )
         self.site, self.baseline, self.trust = site, baseline, trust
         self._names = list(site.stations)
         self._places = {name: place for place, name in enumerate(self._names)}
-        self._stations = stations_of(site)
-        self._physics = physics_of(site.period_minutes, objective=about.get("objective", "energy"))
-        self.policy, self.about = policy, {k: about[k] for k in _KEPT if k in about}
+        self._stations = make_stations(site)
+        self._physics = make_physics(
+            site.period_minutes, objective=about.get("objective", "energy")
+        )
         self._schedule = PolicySchedule(policy, spare=not self._physics.fill)
-        self._usual = SCHEDULERS[baseline]
-        self.predictor = Predictor.from_dict(about.get("predictor", {}))
-        self.past = self._earlier_days(about, earlier)
+        self._baseline_schedule = find_scheduler(baseline)
+        self._predictor = Predictor.from_dict(about.get("predictor", {}))
+        self._past = self._earlier_days(about, earlier)
         self._arrivals: list[datetime | None] = [None] * len(self._names)
         self._stays = np.zeros(len(self._names), bool)
-        self._fresh = self._known = jax.tree.map(np.asarray, unknown(self._stations))
+        self._fresh = self._known = jax.tree.map(np.asarray, initial_state(self._stations))
         self._time: datetime | None = None
         self._path = state
-        self.seen: dict[str, Car] = {}
+        self.seen: dict[str, _Car] = {}
         self.capacity_kw = site.capacity_kw
-        """The cars of the last question, and the feeder's power."""
-        # Everything is compiled before the first question, the policy even where it is not trusted.
+        """The cars of the last call, and the feeder's power."""
+        # Compile everything before the first call, the policy even if trust is 0.
         self.trust = 1.0
         self._learn({}, self._physics.period_hours)
         nothing = np.zeros(len(self._stations.limit_a))
         self._decide(datetime(2020, 1, 1, 12), {}, 1.0, nothing, [])
         self.trust = trust
         if state is not None and state.exists():
-            with reading(state, "remove it to begin anew"):
+            with reading(state, "remove it to start without it"):
                 content = json.loads(state.read_text(encoding="utf-8"))
             self.restore(content, str(state))
 
     @classmethod
     def load(cls, folder: Path | str, site: Site, **options: Any) -> "Controller":
-        """The controller of a finished charging run; options as above."""
+        """Load the policy of a finished charging run; options as above."""
         return cls(load_run(folder).policy, load_about(folder), site, **options)
 
     @property
     def trust(self) -> float:
-        """The policy's part in the decision."""
+        """The policy's share of the decision."""
         return self._trust
 
     @trust.setter
@@ -223,28 +218,28 @@ class Controller:
         if not recall:
             return None
         if earlier is None:
-            return EarlierDays.of(None, self.predictor)
+            return EarlierDays.of(None, self._predictor)
         sites = sorted(map(str, earlier.site.unique()))
         if len(sites) != 1:
             raise InputError(
                 f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
             )
         past = Days.of(earlier, sites[0], self.site, physics=self._physics)
-        return EarlierDays.of(past, self.predictor)
+        return EarlierDays.of(past, self._predictor)
 
     def allocate(self, now: Any) -> PowerOffers:
-        """The amperes to tell each station until the next call; nothing that is asked raises anything.
+        """Compute the amperes to offer each station until the next call. Never raises.
 
         Parameters
         ----------
         now
-            `time` (the site's, or with its zone), `capacity_kw` where it is not the site's own, and
+            `time` (the site's clock, or with a zone), `capacity_kw` if it differs from the site's own, and
             `stations`: for each `id`, `plugged`, `arrival`, `stated_departure`, `requested_kwh`,
-            `delivered_kwh` so far, and `drawn_kw` since the last call. What is not known is null or left
-            out: a driver's statements, a meter's value. `full` may say that a car has all it wants, or that
-            it has not; `offered_a` what a station took over of what it was told; `max_kw` what the car is
-            said to take. A station that is left out may draw what it was last told, one with `fixed_a`
-            so much, whatever it is told: it does not listen.
+            `delivered_kwh` so far, and `drawn_kw`, the mean since the last call. Unknown values are null or
+            absent. Optional: `full`, whether the car has all it wants; `offered_a`, the offer that the
+            station has in force; `max_kw`, the car's stated maximum; `fixed_a`, what the station may draw
+            regardless of offers, because it does not accept them. The controller reserves the last
+            offer of a station that is absent from the list.
         """
         warnings: list[str] = []
         time, capacity, cars, silent, fixed = self._read(now, warnings)
@@ -256,21 +251,21 @@ class Controller:
         left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
         left_a = np.maximum(self._stations.limit_a - self._stations.load @ reserved, 0.0)
         amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
-        # Who is silent may not hear that there is less now: what it was told stays reserved.
+        # A silent station may not receive a lower offer, so its last one stays reserved.
         offered = np.where(silent, reserved, amperes)
         self._known = replace(self._known, offered_a=_single(offered))
         fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
-        told = np.where(silent, np.where(fits, reserved, 0.0), amperes)
+        answer = np.where(silent, np.where(fits, reserved, 0.0), amperes)
         self._time, self.seen, self.capacity_kw = time, cars, capacity
         if self._path is not None:
             try:
                 write_json(self._path, self.state())
             except OSError as error:
-                # A full disk is no reason to stop.
-                warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
-        kw = told * self._stations.kw_per_a
+                # A full disk must not stop the controller.
+                warnings.append(f"{self._path}: the controller's state was not saved ({error})")
+        kw = answer * self._stations.kw_per_a
         return PowerOffers(
-            {name: int(a) for name, a in zip(self._names, told, strict=True)},
+            {name: int(a) for name, a in zip(self._names, answer, strict=True)},
             {name: round(float(x), 6) for name, x in zip(self._names, kw, strict=True)},
             max(capacity - float(kw.sum()), 0.0),
             decided_by,
@@ -280,38 +275,37 @@ class Controller:
     def _decide(
         self,
         time: datetime,
-        cars: Mapping[str, Car],
+        cars: Mapping[str, _Car],
         capacity_kw: float,
         limit_a: np.ndarray,
         warnings: list[str],
     ) -> tuple[np.ndarray, str]:
-        """Whole amperes, and who decided: the policy, the baseline where it fails, nobody where both do."""
-        nobody = np.zeros(len(self._names))
+        """Compute whole amperes; also return who decided: policy, baseline, or nobody if both failed."""
         try:
             seen = self._see(time, cars, capacity_kw, limit_a)
-            usual = np.nan_to_num(_wishes(self._usual, seen))
+            baseline = np.nan_to_num(_wishes(self._baseline_schedule, seen))
         except Exception as error:
-            _logger.exception("nobody could decide")
-            warnings.append(f"nobody could decide ({error}); no power is offered")
-            return nobody, "nobody"
-        wishes, decided_by = usual, self.baseline
+            _logger.exception("the baseline failed")
+            warnings.append(f"the baseline failed ({error}); no power is offered")
+            return np.zeros(len(self._names)), "nobody"
+        wishes, decided_by = baseline, self.baseline
         if self.trust > 0:
             try:
                 own = np.asarray(_wishes(self._schedule, seen))
                 if not np.isfinite(own).all():
                     raise ValueError("its wishes are not finite")
-                wishes = usual + self.trust * (own - usual)
+                wishes = mix_allocations(own, baseline, self.trust)
                 decided_by = "policy" if self.trust == 1 else f"policy and {self.baseline}"
             except Exception as error:
-                _logger.exception("the policy could not decide")
-                warnings.append(f"the policy could not decide ({error}); {self.baseline} did")
+                _logger.exception("the policy failed")
+                warnings.append(f"the policy failed ({error}); {self.baseline} decided")
         return np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float), decided_by
 
-    def _meet(self, cars: Mapping[str, Car], silent: np.ndarray) -> None:
-        """Forget the cars that have left: of one that has just come nothing is known."""
+    def _meet(self, cars: Mapping[str, _Car], silent: np.ndarray) -> None:
+        """Update the arrivals, and reset the state of each station whose car has changed."""
         arrivals = [
-            before if not_heard else getattr(cars.get(name), "arrival", None)
-            for name, before, not_heard in zip(self._names, self._arrivals, silent, strict=True)
+            before if is_silent else getattr(cars.get(name), "arrival", None)
+            for name, before, is_silent in zip(self._names, self._arrivals, silent, strict=True)
         ]
         pairs = zip(self._arrivals, arrivals, strict=True)
         stays = self._stays = np.array([old is not None and old == new for old, new in pairs])
@@ -320,52 +314,51 @@ class Controller:
         )
         self._arrivals = arrivals
 
-    def _told(
-        self, cars: Mapping[str, Car], field: str, since: datetime | None = None
+    def _values(
+        self, cars: Mapping[str, _Car], field: str, since: datetime | None = None
     ) -> np.ndarray:
-        """A number of each car that is there, or the hours of a moment since another; NaN where it was
-        not told.
-        """
+        """Collect a field of each station's car; NaN if unknown. Times become hours after `since`."""
         values = [getattr(cars.get(name), field, None) for name in self._names]
         if since is not None:
             values = [None if v is None else (v - since).total_seconds() / 3600 for v in values]
         return np.array([np.nan if value is None else value for value in values], np.float32)
 
-    def _learn(self, cars: Mapping[str, Car], hours: float) -> None:
-        """What the meters say since the last question; where one is silent, what is believed is assumed."""
+    def _learn(self, cars: Mapping[str, _Car], hours: float) -> None:
+        """Update the state by the meters since the last call; a silent one counts as the expected draw."""
         known, stations = self._known, self._stations
         accepted, drawn, delivered, full = (
-            self._told(cars, field) for field in ("offered_a", "drawn_kw", "delivered_kwh", "full")
+            self._values(cars, field)
+            for field in ("offered_a", "drawn_kw", "delivered_kwh", "full")
         )
         offered = np.fmin(np.where(np.isnan(accepted), known.offered_a, accepted), stations.max_a)
-        believed = np.minimum(offered, known.limit_a) * stations.kw_per_a
-        believed = np.where(known.single, believed / stations.phases, believed)
-        heard = ~np.isnan(drawn)
-        kw = np.where(heard, drawn, believed)
+        expected = np.minimum(offered, known.limit_a) * stations.kw_per_a
+        expected = np.where(known.single, expected / stations.phases, expected)
+        metered = ~np.isnan(drawn)
+        kw = np.where(metered, drawn, expected)
         if hours > 0:
-            learnt = _learnt(known, stations, offered, kw, heard, np.float32(hours))
-            # Of who has just come, the time before says nothing.
+            learnt = _learnt(known, stations, offered, kw, metered, np.float32(hours))
+            # The time before a car's arrival says nothing about it.
             known = jax.tree.map(lambda new, old: np.where(self._stays, new, old), learnt, known)
         got = np.where(np.isnan(delivered), known.got_kwh + self._stays * kw * hours, delivered)
         idle = np.where(np.isnan(full), known.idle_hours, _FULL_HOURS * full)
         self._known = replace(known, got_kwh=_single(got), idle_hours=_single(idle))
 
     def _see(
-        self, time: datetime, cars: Mapping[str, Car], capacity_kw: float, limit_a: Any
+        self, time: datetime, cars: Mapping[str, _Car], capacity_kw: float, limit_a: Any
     ) -> StationView:
-        """What is seen of the stations now."""
+        """Compute the view of the stations that the simulator would give a scheduler."""
         midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
         n = int((time - midnight).total_seconds() / 3600 / self._physics.period_hours)
         plugged = np.array([name in cars for name in self._names])
         zeros = np.zeros(len(plugged), np.float32)
-        requested = self._told(cars, "requested_kwh")
-        leaves = self._told(cars, "stated_departure", midnight)
-        # Nobody knows what they need or when they leave. All came before this period, so that what is known
-        # of them is theirs.
+        requested = self._values(cars, "requested_kwh")
+        leaves = self._values(cars, "stated_departure", midnight)
+        # Needs and departures are unknown. Every car arrives a period earlier, so that `see` keeps the
+        # state that `_meet` has already reset for new cars.
         garage = {
             "arrival": np.where(plugged, n - 1, 0).astype(np.int32),
             "departure": np.where(plugged, n + 1, 0).astype(np.int32),
-            "arrived": np.nan_to_num(self._told(cars, "arrival", midnight)),
+            "arrived": np.nan_to_num(self._values(cars, "arrival", midnight)),
             "need_kwh": zeros,
             "car_a": zeros,
             "car_share": zeros + 1,
@@ -378,14 +371,14 @@ class Controller:
         }
         date = np.array([midnight.date()], "datetime64[D]")
         noon = midnight + timedelta(hours=12)
-        summer = (noon - to_standard(noon, self.site.timezone)).total_seconds() / 3600
+        summer = (noon - _to_standard_time(noon, self.site.timezone)).total_seconds() / 3600
         ahead = np.full((1, len(plugged)), summer, np.float32)
         today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
-        past = self.past
-        today = self.predictor.apply(today) if past is None else past.apply(today, date)
+        past = self._past
+        today = self._predictor.apply(today) if past is None else past.apply(today, date)
         known, stations = self._known, self._stations
         per_a = np.where(known.single, stations.kw_per_a / stations.phases, stations.kw_per_a)
-        said_a = np.maximum(self._told(cars, "max_kw") / per_a, stations.min_a)
+        said_a = np.maximum(self._values(cars, "max_kw") / per_a, stations.min_a)
         known = replace(known, limit_a=_single(np.fmin(known.limit_a, said_a)))
         return _seen(
             jax.tree.map(lambda x: x[0], today),
@@ -398,23 +391,25 @@ class Controller:
 
     def _read(
         self, now: Any, warnings: list[str]
-    ) -> tuple[datetime, float, dict[str, Car], np.ndarray, np.ndarray]:
-        """The time, the feeder's power, the cars, who was not spoken of or does not listen, and what such
-        a one draws, where that is told; the rest is a warning.
+    ) -> tuple[datetime, float, dict[str, _Car], np.ndarray, np.ndarray]:
+        """Validate a statement; append a warning for each invalid value.
+
+        Returns the time, the feeder's power, the cars, which stations take no offer now (absent or with
+        `fixed_a`), and each `fixed_a` or NaN.
         """
         if not isinstance(now, Mapping):
-            warnings.append("now is no JSON object; everything stays as it was")
+            warnings.append("now is not a JSON object; all offers stay")
             now = {"stations": []}
         time = self._moment(now.get("time"), "time", warnings) if now.get("time") else None
         if time is not None and self._time is not None and time < self._time:
-            # An hour that the clock on the wall shows twice: now it is the second time.
+            # The end of daylight saving time repeats an hour: this is its second pass.
             second = self._moment(now.get("time"), "time", warnings, fold=1)
             time = second if second is not None and second >= self._time else time
         if time is None:
             zone = self.site.timezone
             wall = datetime.now(UTC if zone else None).replace(microsecond=0)
-            time = to_standard(wall, zone) if self._time is None else self._time
-            warnings.append(f"no time is told; {time} is assumed")
+            time = _to_standard_time(wall, zone) if self._time is None else self._time
+            warnings.append(f"time is missing; {time} is assumed")
         capacity, own = now.get("capacity_kw"), self.site.capacity_kw
         if capacity is None:
             capacity = own
@@ -428,27 +423,27 @@ class Controller:
             capacity = own
         stations = now.get("stations")
         if not isinstance(stations, list):
-            warnings.append("stations is no list; everything stays as it was")
+            warnings.append("stations is not a list; all offers stay")
             stations = []
-        cars: dict[str, Car] = {}
-        told, strange, fixed = set(), 0, np.full(len(self._names), np.nan)
+        cars: dict[str, _Car] = {}
+        listed, strange, fixed = set(), 0, np.full(len(self._names), np.nan)
         for number, station in enumerate(stations):
             name = str(station.get("id")) if isinstance(station, Mapping) else None
             if name is None or name not in self._places:
                 strange += 1
-                if strange <= _NAMED:
+                if strange <= _MAX_NAMED_STATIONS:
                     shown = name or str(number)
                     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-                    # In letters that can be written; who was meant is looked for among some.
+                    # Escape what cannot be encoded; search a bounded number of names.
                     shown = shown.encode("utf-8", "backslashreplace").decode()
                     warnings.append(
-                        f"station {shown} is not one of the site; it is told nothing"
+                        f"station {shown} is not one of the site; it is ignored"
                         f"{suggest(name or '', self._names[:1000])}"
                     )
-            elif name in told:
-                warnings.append(f"station {name} is there twice; the first counts")
+            elif name in listed:
+                warnings.append(f"station {name} is listed twice; the first entry counts")
             else:
-                told.add(name)
+                listed.add(name)
                 car = self._car(name, station, time, warnings)
                 if (still := station.get("fixed_a")) is not None:
                     place = self._places[name]
@@ -460,26 +455,26 @@ class Controller:
                     fixed[place] = still
                 elif car is not None:
                     cars[name] = car
-        if strange > _NAMED:
-            warnings.append(f"{strange - _NAMED} more stations are not of the site")
-        listens = np.array([name in told for name in self._names]) & np.isnan(fixed)
-        return time, float(capacity), cars, ~listens, fixed
+        if strange > _MAX_NAMED_STATIONS:
+            warnings.append(f"{strange - _MAX_NAMED_STATIONS} more stations are not of the site")
+        takes_offers = np.array([name in listed for name in self._names]) & np.isnan(fixed)
+        return time, float(capacity), cars, ~takes_offers, fixed
 
     def _car(
         self, name: str, station: Mapping[str, Any], time: datetime, warnings: list[str]
-    ) -> Car | None:
-        """The car at a station, or None; what cannot be is left out with a warning."""
+    ) -> _Car | None:
+        """Validate a station's entry; return its car, or None if there is none."""
         what = f"station {name}"
         for field in station:
             if field not in _FIELDS:
                 warnings.append(
-                    f"{what}: {field!r} is not known{suggest(str(field), list(_FIELDS))}"
+                    f"{what}: {field!r} is not a known field{suggest(str(field), list(_FIELDS))}"
                 )
         plugged = station.get("plugged")
         if plugged is False or (plugged is None and station.get("arrival") is None):
             return None
         if plugged is not True:
-            warnings.append(f"{what}: plugged is {_shown(plugged)}; a car is taken to be there")
+            warnings.append(f"{what}: plugged is {_shown(plugged)}; a car is assumed to be there")
         found: dict[str, Any] = {}
         for field in _NUMBERS:
             value = station.get(field)
@@ -502,39 +497,40 @@ class Controller:
                     f"it is left out (is it in {unit[1:]}?)"
                 )
         arrival, before = found.pop("arrival", None), self._arrivals[place]
-        if arrival is None or arrival > time + _SAME_CAR:
+        if arrival is None or arrival > time + _SAME_ARRIVAL:
             warnings.append(
                 f"{what}: a car is plugged in, and its arrival is "
                 f"{'missing' if arrival is None else 'after now'}; "
-                f"{'what was told before is used' if before is not None else 'now is used'}"
+                f"{'the previous arrival is used' if before is not None else 'now is used'}"
             )
             arrival = before or time
-        elif before is not None and abs(arrival - before) <= _SAME_CAR:
+        elif before is not None and abs(arrival - before) <= _SAME_ARRIVAL:
             arrival = before
         arrival = min(arrival, time)
         full = station.get("full")
         if full is not None and not isinstance(full, bool):
             warnings.append(f"{what}: full is {_shown(full)}; it is left out")
             full = None
-        return Car(arrival, full=full, **found)
+        return _Car(arrival, full=full, **found)
 
     def _moment(self, value: Any, what: str, warnings: list[str], fold: int = 0) -> datetime | None:
-        """A moment in the site's standard time."""
+        """Parse a time into the site's standard time; None with a warning if it is invalid."""
         try:
-            # Nothing but ISO 8601: of 05/02/2018 nobody knows which is the month.
+            # Only ISO 8601: in 05/02/2018 the month is ambiguous.
             time = datetime.fromisoformat(value.strip())
             if not 1970 <= time.year < 2200:
                 raise ValueError
-            if time.tzinfo is not None and self.site.timezone is None and _NO_ZONE not in warnings:
-                warnings.append(_NO_ZONE)
-            return to_standard(time, self.site.timezone, fold)
+            zoned_alone = time.tzinfo is not None and self.site.timezone is None
+            if zoned_alone and _NO_ZONE_WARNING not in warnings:
+                warnings.append(_NO_ZONE_WARNING)
+            return _to_standard_time(time, self.site.timezone, fold)
         except Exception:
-            # Whatever it is.
+            # The value may have any type.
             warnings.append(f"{what} is {_shown(value)}; write it as 2021-06-01 09:00")
             return None
 
     def state(self) -> dict[str, Any]:
-        """What is known of the cars, as JSON."""
+        """Return the state of the cars as plain JSON values."""
         stations = {}
         for place, name in enumerate(self._names):
             arrival = self._arrivals[place]
@@ -546,9 +542,11 @@ class Controller:
         return {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
 
     def restore(self, content: Any, source: str = "state") -> None:
-        """Go on from what `state` told; that of another site, or no sound one, is refused."""
+        """Continue from what `state` returned; raise InputError if it is invalid or another site's."""
         if not isinstance(content, Mapping) or content.get("site") != self.site.fingerprint:
-            raise InputError(f"{source}: it is of another site; remove it, or name another file")
+            raise InputError(
+                f"{source}: it belongs to another site; remove it, or name another file"
+            )
         try:
             arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(GarageState)}
             for name, kept in content["stations"].items():
@@ -561,14 +559,14 @@ class Controller:
             self._time = datetime.fromisoformat(content["time"])
             self._known = GarageState(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{source}: no sound state of a controller; remove it") from None
+            raise InputError(f"{source}: not a valid controller state; remove it") from None
 
 
 @lru_cache(4096)
-def to_standard(time: datetime, zone: str | None, fold: int = 0) -> datetime:
-    """A moment in the zone's standard time; without a zone its clock is the wall's.
+def _to_standard_time(time: datetime, zone: str | None, fold: int = 0) -> datetime:
+    """Convert a time to the zone's standard time; without a zone it stays as it is.
 
-    An hour that the clock on the wall shows twice is the first, or the second with `fold`.
+    In the hour that the end of daylight saving time repeats, `fold` 1 means the second pass.
     """
     if time.tzinfo is None:
         wall = time.replace(fold=fold)

@@ -1,9 +1,9 @@
 """Sessions as days of a garage: arrays (days, stations, sessions) of one site.
 
-A session fills whole periods: its arrival is rounded up, its departure down. One that spans midnight stands
-in the table of each of its days, and counts on the first. Its need is what was delivered, or less where the
-car could not have taken it in those periods. Days are those of the zone's standard time, 24 hours each, so
-that a clock change is nothing; days without a car are not there.
+A session fills whole periods: its arrival is rounded up, its departure down. One that spans midnight is in
+the table of each of its days, and counts on the first. Its need is the delivered energy, or less if the car
+could not have taken it in those periods. Days are 24 hours of the zone's standard time, so clock changes
+have no effect; days without a car are absent.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ from numpy.typing import DTypeLike
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion_charging.garage import (
-    LAST_A,
     REAL,
-    TAPERS_FROM,
+    TAPER_END_A,
+    TAPER_START_SHARE,
     Garage,
     Physics,
     Stations,
 )
-from apportion_charging.sessions import count, in_zone
+from apportion_charging.sessions import count, localize_times
 from apportion_charging.site import Site, Tariff
 
-MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
+_MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
 """Cars of a mixed garage: the current each can take, and on how many phases."""
 
 
@@ -78,7 +78,7 @@ class Days:
         quiet
             Days on which fewer sessions a station begin are left out.
         mixed
-            A seed that draws every car out of `MIXED_CARS`; otherwise a car takes what its station gives.
+            A seed that draws every car out of `_MIXED_CARS`; otherwise a car takes what its station gives.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Days:
             raise InputError(
                 f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
             )
-        wiring = stations_of(description)
+        wiring = make_stations(description)
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
         days = cls(site, dates, names, wiring, garage, physics, description.prices)
         busy = garage.begins.sum((1, 2)) >= quiet * len(names)
@@ -151,16 +151,16 @@ class Days:
 
     @property
     def joins(self) -> np.ndarray:
-        """Whether a car may be there from the day before: then the day cannot be simulated without it."""
+        """Whether each day has a car from the day before, so that it must be simulated after it."""
         follows = np.append(False, np.diff(self.dates).astype(int) == 1)
         return follows & (self.garage.there & (self.garage.arrival < 0)).any((1, 2))
 
     @property
     def over(self) -> np.datetime64:
-        """The last day that later sessions cannot change, the one before the first if there is none.
+        """The last day that later sessions cannot change; the day before the first if there is none.
 
-        A car that is still there after the last day on which one came shares the feeder with cars that
-        nobody knows of, and what it draws counts on its first day.
+        A car that stays beyond the last day with an arrival shares the feeder with unknown cars, and its
+        energy counts on its first day.
         """
         begins = self.garage.begins
         later = np.where(begins, (self.garage.departure - 1) // self.physics.periods, 0)
@@ -180,31 +180,24 @@ class Days:
         )
 
 
-def stations_of(description: Site) -> Stations:
-    """A site's wiring as programs read it, in single precision."""
+def make_stations(description: Site) -> Stations:
+    """Convert a site's wiring to arrays in single precision."""
     wiring = description.wiring()
     phases = np.array([len(station.phases) for station in description.stations.values()])
-    arrays = (
-        wiring.max_a,
-        wiring.min_a,
-        phases,
-        wiring.kw_per_a,
-        wiring.load[1:],
-        wiring.limit[1:],
-    )
-    return Stations(*(np.asarray(x, np.float32) for x in arrays))
+    own, above = (wiring.max_a, wiring.min_a, phases, wiring.kw_per_a), (wiring.load, wiring.limit)
+    return Stations(*(np.asarray(x, np.float32) for x in (*own, *(x[1:] for x in above))))
 
 
-def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
-    """Times in the zone's standard time, as datetime64[s]; gaps stay, and without a zone all.
+def _standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
+    """Convert times to the zone's standard time, as datetime64[s]; without a zone they stay.
 
-    Of an hour that the clock on the wall shows twice the first is meant, or the later.
+    In an hour that the clock repeats, the first pass is meant, or the second with `later`.
     """
-    times = in_zone(times, zone, later=later)
+    times = localize_times(times, zone, later=later)
     if times.dt.tz is not None:
         own = ZoneInfo(zone or str(times.dt.tz))
         times = times.dt.tz_convert(own)
-        # Clocks change on a quarter of an hour alone, so that each quarter is asked for once.
+        # Clocks change at quarters of an hour, so look up each quarter once.
         quarter, quarters = pd.factorize(times.dt.tz_convert("UTC").dt.floor("15min"))
         clocks = [time.tz_convert(own).to_pydatetime(warn=False) for time in quarters]
         summer = [own.dst(clock) or timedelta(0) for clock in clocks]
@@ -213,12 +206,12 @@ def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.nd
     return times.to_numpy().astype("datetime64[s]")
 
 
-def summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
-    """What the clock on the wall is ahead of standard time on each day, in hours."""
+def _summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
+    """Return the hours of daylight saving time on each day."""
     if zone is None:
         return np.zeros(len(dates), np.float32)
     noon = pd.Series(dates.astype("datetime64[s]") + np.timedelta64(12, "h"))
-    ahead = noon - standard_time(noon, zone)
+    ahead = noon - _standard_time(noon, zone)
     return (ahead.dt.total_seconds().to_numpy() / 3600).astype(np.float32)
 
 
@@ -230,9 +223,9 @@ def _table(
     physics: Physics,
     mixed: int | None,
 ) -> tuple[np.ndarray, Garage]:
-    """The days of rows that are sorted by arrival, and their sessions."""
+    """Arrange rows, sorted by arrival, as days and a table of sessions."""
     times = {
-        name: standard_time(rows[name], zone, later=name != "arrival")
+        name: _standard_time(rows[name], zone, later=name != "arrival")
         for name in ("arrival", "departure", "stated_departure")
     }
     first_day = times["arrival"].min().astype("datetime64[D]")
@@ -242,15 +235,17 @@ def _table(
     }
     first = np.ceil(hours["arrival"] / physics.period_hours - 1e-9).astype(np.int64)
     last = np.floor(hours["departure"] / physics.period_hours + 1e-9).astype(np.int64)
-    # Of two cars at one station in the same period the earlier stays.
+    # If two cars are at one station in the same period, the earlier one has it.
     busy = pd.Series(last).groupby(station).cummax().groupby(station).shift(fill_value=0)
     first = np.maximum(first, busy.to_numpy())
     car_a, car_share = _cars(rows, station, wiring, mixed)
     most_kw = car_a * car_share * wiring.kw_per_a[station]
     if physics.taper:
-        # The last part takes longer: the current falls with what is left.
-        falls = np.log(np.maximum(car_a / LAST_A, 1.001)) / (1 - LAST_A / np.maximum(car_a, 2.002))
-        most_kw = most_kw / (TAPERS_FROM + (1 - TAPERS_FROM) * falls)
+        # The taper slows the last part: the current falls with the remaining need.
+        falls = np.log(np.maximum(car_a / TAPER_END_A, 1.001)) / (
+            1 - TAPER_END_A / np.maximum(car_a, 2.002)
+        )
+        most_kw = most_kw / (TAPER_START_SHARE + (1 - TAPER_START_SHARE) * falls)
     stay = np.maximum(last - first, 0) * physics.period_hours
     need = np.minimum(rows.delivered_kwh.to_numpy(), stay * most_kw)
     whole = np.flatnonzero(last > first)
@@ -273,7 +268,7 @@ def _table(
         return spread(np.nan_to_num(hours[name][session]) - 24.0 * day)
 
     asked = rows.requested_kwh.notna().to_numpy()
-    told = rows.stated_departure.notna().to_numpy()
+    stated = rows.stated_departure.notna().to_numpy()
     calendar = first_day + dates.astype("timedelta64[D]")
     garage = Garage(
         arrival=spread(first[session] - day * physics.periods, np.int32),
@@ -283,12 +278,12 @@ def _table(
         car_a=spread(car_a[session]),
         car_share=spread(car_share[session]),
         requested_kwh=spread(np.nan_to_num(rows.requested_kwh.to_numpy())[session]),
-        stated_departure=np.where(spread(told[session], np.bool_), clock("stated_departure"), 0),
+        stated_departure=np.where(spread(stated[session], np.bool_), clock("stated_departure"), 0),
         said_energy=spread(asked[session], np.bool_),
-        said_departure=spread(told[session], np.bool_),
+        said_departure=spread(stated[session], np.bool_),
         number=spread(session, np.int32),
         stay_hours=spread((hours["departure"] - hours["arrival"])[session]),
-        clock_hours=np.repeat(summer_hours(calendar, zone)[:, None], shape[1], 1),
+        clock_hours=np.repeat(_summer_hours(calendar, zone)[:, None], shape[1], 1),
     )
     return calendar, garage
 
@@ -304,7 +299,7 @@ def _cars(
             known = rows.max_kw.to_numpy() / wiring.kw_per_a[station]
             most = np.where(np.isfinite(known), np.minimum(known, cable), cable)
         return most, np.ones(len(rows))
-    kinds = np.array(MIXED_CARS)[
-        np.random.default_rng(mixed).integers(len(MIXED_CARS), size=len(rows))
+    kinds = np.array(_MIXED_CARS)[
+        np.random.default_rng(mixed).integers(len(_MIXED_CARS), size=len(rows))
     ]
     return np.minimum(kinds[:, 0], cable), np.minimum(kinds[:, 1], phases) / phases

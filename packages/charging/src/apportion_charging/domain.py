@@ -1,4 +1,4 @@
-"""What the rest of the house asks of charging: settings, options, and what can be done with a run."""
+"""Charging as a domain of apportion: its options and commands."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.domains.domain import Domain
 from apportion.errors import InputError, optional_import
-from apportion_charging.settings import (
-    ChargingServeOptions,
-    ChargingSettings,
-    ControllerOptions,
-)
+from apportion_charging.settings import ChargingServeOptions, ChargingSettings, ControllerOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,11 +36,11 @@ _COLUMNS = (
     ("low", "from", 100),
     ("high", "to", 100),
 )
-"""Of the table of schedules: what the page calls them, and times what; prices are not known everywhere."""
+"""Columns of the table of schedules: our name, the page's name, and a factor."""
 
 
 @dataclass(frozen=True)
-class GarageOptions:
+class _GarageOptions:
     """The garages that a charging run is tested in."""
 
     columns: tuple[str, ...] = ()
@@ -65,7 +61,7 @@ class GarageOptions:
 
 
 @dataclass(frozen=True)
-class ChargingBacktestOptions(GarageOptions):
+class ChargingBacktestOptions(_GarageOptions):
     """Charging: the share of the need that was served, and the policy's lead by clusters of days."""
 
     sessions: Path | None = None
@@ -81,7 +77,7 @@ class ChargingBacktestOptions(GarageOptions):
 
 
 @dataclass(frozen=True)
-class ChargingCertifyOptions(GarageOptions):
+class ChargingCertifyOptions(_GarageOptions):
     """Charging: a gain is that of a day, as a share of the need met."""
 
     data: Path | None = None
@@ -112,7 +108,7 @@ class ChargingCheckOptions:
     """Say what training leaves out if days with fewer sessions a station are."""
 
 
-class ChargingDomain(Domain):
+class _ChargingDomain(Domain):
     """A garage's power, shared out among the cars that are plugged in."""
 
     name = "charging"
@@ -133,12 +129,12 @@ class ChargingDomain(Domain):
 
     def prepare(self, settings: ChargingSettings) -> "PreparedJob":
         from apportion_charging.sessions import inspect_sessions, read_sessions
-        from apportion_charging.site import zone_of
+        from apportion_charging.site import find_zone
 
-        # Read before JAX is started, so that a slip is told at once.
+        # Read the file before JAX starts, so that a mistake is reported at once.
         notes, frame = [], read_sessions()
         if settings.sessions is not None:
-            zone = zone_of(settings.site, settings.timezone)
+            zone = find_zone(settings.site, settings.timezone)
             checked = inspect_sessions(settings.sessions, timezone=zone, columns=settings.columns)
             notes, frame = checked.notes, checked.frame
         from apportion_charging.training import prepare_charging
@@ -187,14 +183,14 @@ class ChargingDomain(Domain):
 
     def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
         from apportion_charging.sessions import inspect_sessions
-        from apportion_charging.site import describe_sites, inferred_rates
+        from apportion_charging.site import describe_inferred_rates, describe_sites
 
         embedded = options.sessions is None
         found = inspect_sessions(
             options.sessions, timezone=options.timezone, columns=options.columns
         )
         sites = describe_sites(found.frame, embedded=embedded)
-        notes = [*found.notes, *([] if embedded else inferred_rates(sites))]
+        notes = [*found.notes, *([] if embedded else describe_inferred_rates(sites))]
         if options.quiet_days > 0:
             from apportion_charging.days import Days
 
@@ -244,7 +240,7 @@ class ChargingDomain(Domain):
         return found
 
 
-DOMAIN = ChargingDomain()
+DOMAIN = _ChargingDomain()
 
 
 def _controller(run: "Run", options: ControllerOptions) -> "Controller":
@@ -272,11 +268,11 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
 
 
 def _read_own(
-    run: "Run", given: Path | None, options: GarageOptions
+    run: "Run", given: Path | None, options: _GarageOptions
 ) -> "tuple[pd.DataFrame, bool]":
     """The sessions the user gave, else those the run was trained on, and whether they are the embedded."""
     from apportion_charging.sessions import read_sessions
-    from apportion_charging.site import zone_of
+    from apportion_charging.site import find_zone
 
     trained = run.settings
     path, sites, columns = given, (), options.columns
@@ -284,7 +280,7 @@ def _read_own(
         path, sites, columns = (trained.get(name) for name in ("sessions", "site", "columns"))
     if path is None:
         return read_sessions(), True
-    zone = zone_of([options.site] if options.site else sites or (), options.timezone)
+    zone = find_zone([options.site] if options.site else sites or (), options.timezone)
     usual = trained.get("timezone")
     return read_sessions(path, timezone=zone, usual_zone=usual, columns=columns or ()), False
 

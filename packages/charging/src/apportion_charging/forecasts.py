@@ -1,12 +1,10 @@
-"""What is expected of cars: needs, stays, and what is still to come today; all known when a car arrives.
+"""Forecasts of needs, of stays and of later arrivals, from what is known when a car arrives.
 
-`Predictor` regresses the logarithms of need and stay on what drivers state and on the hour of arrival,
-by least squares on training days alone. `EarlierDays` corrects it, since drivers come again and ask for
-the same: a car is expected to leave the mean remainder of those whose request, stated stay and hour of
-arrival were near its own, the nearer and the more recent the more. They also tell what cars that came
-after each quarter of an hour took on the last days of the same kind, weekdays or weekends: a feeder kept
-free for cars that will not come is wasted, and one given away before they come is missed. Only days before
-a car's own count.
+`Predictor` regresses the logarithms of need and stay on the driver's statements and the hour of arrival, by
+least squares on the training days. `EarlierDays` corrects it, because drivers return with similar requests:
+it adds the weighted mean residual of earlier sessions whose request, stated stay and hour were near. It
+also averages the energy that cars needed after each quarter of an hour on recent days of the same kind,
+weekdays or weekends. Only days before a car's own count.
 """
 
 from collections.abc import Mapping
@@ -23,29 +21,29 @@ from apportion_charging.sessions import count
 _LEAST_KWH = 0.5
 _LEAST_HOURS = 0.25
 _FORGOTTEN_DAYS = 300
-"""What is so old counts no more."""
+"""Older sessions are ignored."""
 _RECALLED = 20_000
-"""Nor what is older than so many requests: a garage of hundreds of stations has them within weeks."""
+"""Only this many newest requests count, to bound the work in large garages."""
 _LAST_DAYS = 20
 """Days of the same kind whose arrivals count: about a month of weekdays."""
 _NEAR = (0.03, 0.1, 1.0)
-"""What sets two requests apart by one: logarithms of request and stay, hours of the clock."""
+"""Length scales of the distance between requests: log request, log stay, hour."""
 _FADES_DAYS = 60.0
-"""What is forgotten weighs less than a hundredth."""
+"""Time constant of the weight of earlier sessions."""
 _PRIOR = 0.5
-"""Sessions' worth of trust in the regression alone."""
+"""Weight of the regression alone, in sessions."""
 
 
-class Medians(NamedTuple):
-    """What stands in where a driver stated nothing: medians of the training days."""
+class _Medians(NamedTuple):
+    """Medians of the training days, used if a driver states nothing."""
 
     requested_kwh: float
     stay_hours: float
     """From arrival to the stated departure."""
 
     @classmethod
-    def of(cls, *training: Garage) -> "Medians":
-        """Of the training days of one or several sites; of what happened where nothing was stated."""
+    def of(cls, *training: Garage) -> "_Medians":
+        """Medians over all sites; of needs and stays if no driver states anything."""
 
         def joined(name: str) -> np.ndarray:
             return np.concatenate([np.ravel(getattr(garage, name)) for garage in training])
@@ -63,11 +61,11 @@ class Medians(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Coefficients of the two regressions, and what stands in for what is missing."""
+    """Coefficients of the two regressions, and defaults for missing values."""
 
     need: np.ndarray
     stay: np.ndarray
-    medians: Medians
+    medians: _Medians
     """For statements."""
     to_come_kwh: np.ndarray
     """For earlier days: what was still to come after each period, in the mean of days and sites."""
@@ -76,7 +74,7 @@ class Predictor:
     def fit(cls, *training: Days) -> "Predictor":
         """Least squares on these days, which may be of several sites."""
         garages = [days.garage for days in training]
-        medians = Medians.of(*garages)
+        medians = _Medians.of(*garages)
         x = np.concatenate([_features(garage, medians)[garage.begins] for garage in garages])
         if len(x) < x.shape[1]:
             raise InputError(
@@ -87,13 +85,13 @@ class Predictor:
         stays = [_log(garage.stay_hours[garage.begins], _LEAST_HOURS) for garage in garages]
         need, *_ = np.linalg.lstsq(x, np.concatenate(needs))
         stay, *_ = np.linalg.lstsq(x, np.concatenate(stays))
-        usual = np.mean([still_to_come(garage).mean(0) for garage in garages], 0)
+        usual = np.mean([_sum_later_needs(garage).mean(0) for garage in garages], 0)
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
         """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
         x, there = _features(garage, self.medians), garage.there
-        # Not by a matrix product, whose last bit may depend on how many days there are.
+        # Not a matrix product, whose last bit may depend on the number of days.
         departure = garage.arrived + np.exp((x * self.stay).sum(-1))
         need, departure = (
             np.where(there, predicted, 0).astype(np.float32)
@@ -101,11 +99,11 @@ class Predictor:
         )
         usual = garage.arrived + np.float32(self.medians.stay_hours)
         asked = np.logical_or(garage.said_energy, ~there)
-        told = np.logical_or(garage.said_departure, ~there)
+        stated = np.logical_or(garage.said_departure, ~there)
         return replace(
             garage,
             requested_kwh=np.where(asked, garage.requested_kwh, np.float32(self.medians[0])),
-            stated_departure=np.where(told, garage.stated_departure, usual),
+            stated_departure=np.where(stated, garage.stated_departure, usual),
             predicted_need_kwh=need,
             predicted_departure=departure,
             recalled_need_kwh=need,
@@ -130,7 +128,7 @@ class Predictor:
         Raises
         ------
         InputError
-            Where the numbers are not what a predictor has.
+            If the numbers are not those of a predictor.
         """
         shapes = {"need": (9,), "stay": (9,), "medians": (2,), "to_come_kwh": (QUARTERS,)}
         try:
@@ -140,9 +138,9 @@ class Predictor:
         sound = [x.shape == shapes[name] and np.isfinite(x).all() for name, x in found.items()]
         if not found or not all(sound):
             raise InputError(
-                "the policy's file has no sound predictions of needs and stays; train it again"
+                "the policy's file has no valid predictions of needs and stays; train it again"
             )
-        medians = Medians(*found["medians"].tolist())
+        medians = _Medians(*found["medians"].tolist())
         return cls(found["need"], found["stay"], medians, found["to_come_kwh"])
 
 
@@ -166,7 +164,7 @@ class EarlierDays:
     day: np.ndarray
     """Days since 1970, ascending."""
     to_come_kwh: np.ndarray
-    """(days, quarters), as `still_to_come` has it."""
+    """(days, quarters), as `_sum_later_needs` has it."""
     request_day: np.ndarray
     """The day of each session whose driver stated something, ascending."""
     requests: np.ndarray
@@ -188,7 +186,7 @@ class EarlierDays:
         return cls(
             predictor,
             day,
-            still_to_come(garage),
+            _sum_later_needs(garage),
             np.broadcast_to(day[:, None, None], said.shape)[said],
             _requests(garage)[said],
             np.stack([need, stay], -1)[said],
@@ -224,9 +222,7 @@ class EarlierDays:
         )
 
     def _similar(self, today: int, requests: np.ndarray) -> np.ndarray:
-        """The mean remainders of similar requests before today, and the weight of these in the mean, the
-        rest being the prior's; 0 where there are none.
-        """
+        """Return the mean residuals of similar requests before today and their weight against the prior."""
         past = _past(self.request_day, today)
         past = slice(max(past.start, past.stop - _RECALLED), past.stop)
         age = (today - self.request_day[past]) / _FADES_DAYS
@@ -257,8 +253,8 @@ def add_forecasts(
     return replace(some, garage=earlier.apply(some.garage, some.dates, stations))
 
 
-def still_to_come(garage: Garage) -> np.ndarray:
-    """What cars that came after each quarter of an hour needed, in the mean of the stations."""
+def _sum_later_needs(garage: Garage) -> np.ndarray:
+    """Sum the needs of cars that came after each quarter of an hour, per station."""
     days, stations, _ = garage.arrival.shape
     arriving = np.zeros((days, QUARTERS))
     quarter = np.clip(np.ceil(4 * garage.arrived).astype(int), 0, QUARTERS - 1)
@@ -281,7 +277,7 @@ def _log(values: Any, least: float) -> np.ndarray:
     return np.log(np.maximum(values, least, dtype=float))
 
 
-def _features(garage: Garage, medians: Medians) -> np.ndarray:
+def _features(garage: Garage, medians: _Medians) -> np.ndarray:
     """What is known on arrival, (days, stations, sessions, features)."""
     requested = np.where(garage.said_energy, garage.requested_kwh, medians.requested_kwh)
     stated = garage.stated_departure - garage.arrived

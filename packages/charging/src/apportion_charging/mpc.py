@@ -1,12 +1,11 @@
 """Model-predictive control: each period a linear programme plans the rest of every car's stay.
 
-The cars that are there are taken to need, and to stay, what is recalled of similar ones, which is what a
-policy sees. Between two departures all periods are alike: the plan has kWh x_{s,i} of car s in interval i,
-over the intervals it stays, at most what it takes in them, their sum at most what it still needs, and the
-sum over cars within every limit of the wiring. It maximises the energy served, of equal plans the earlier
-one, least laxity first; or, with prices, what the energy is worth less its price and the charge for the
-day's highest power. The first interval is the period to come: its power is wished for, and planned anew
-a period later. No car is planned for before it comes. HiGHS solves many garages' programmes in one call.
+Needs and stays are the recalled forecasts, which a policy sees too. Periods between two departures form one
+interval: the plan has kWh x_{s,i} of car s in interval i, at most what the car takes, their sum at most its
+remaining need, and the sum over cars within every limit of the wiring. It maximises the energy served, and
+among equal plans prefers early energy and small laxity; with prices, it maximises the energy's worth less
+its price and the charge for the day's peak. Only the first interval, the coming period, is used; the next
+period is planned again. Cars that have not arrived are not planned for. HiGHS solves many garages per call.
 """
 
 from typing import Any
@@ -19,30 +18,25 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from apportion_charging.days import Days
-from apportion_charging.garage import (
-    Physics,
-    StationView,
-    draw,
-    see,
-)
+from apportion_charging.garage import Physics, StationView, draw, see
 from apportion_charging.schedulers import (
     Delivered,
-    at_midnight,
     gather,
-    lanes_of,
-    on_first_days,
-    tasks_of,
-    with_room,
+    make_lanes,
+    move_to_first_days,
+    pad_days,
+    resolve_tasks,
+    start_day,
 )
 from apportion_charging.site import Tariff
 
 MPC = "mpc"
 _TOGETHER = 256
-"""Garages in one programme: a call costs as much as some of them, and a larger one more than its parts."""
+"""Garages in one programme: calls have overhead, and large programmes solve slowly."""
 _LATER = 1e-3
-"""What an hour's delay takes of a kWh's value: enough to prefer one plan among equals."""
+"""Discount of a kWh per hour of delay, to choose among equal plans."""
 _LEAST_KWH = 0.1
-"""A car that has had what was expected of it is taken to need a little more for as long as it can draw."""
+"""Minimum remaining need of a car that can still draw."""
 
 
 def simulate_mpc(
@@ -51,7 +45,7 @@ def simulate_mpc(
     members: np.ndarray | None = None,
     prices: Tariff | None = None,
 ) -> Delivered:
-    """What sessions draw under model-predictive control, as `simulate` tells it of a single schedule.
+    """Simulate days under model-predictive control; the result is that of `simulate` for one schedule.
 
     Parameters
     ----------
@@ -61,23 +55,23 @@ def simulate_mpc(
         Plan for the least cost; without them, for the most energy.
     """
     garage, physics = days.garage, days.physics
-    tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    tasks, capacity = resolve_tasks(days, capacity_kw, members)
+    lanes, joins = make_lanes(days.joins), np.append(days.joins, False)
     # A row for each task and lane.
     task, lane = np.divmod(np.arange(len(tasks) * len(lanes)), len(lanes))
-    table, wiring = (jax.tree.map(jnp.asarray, x) for x in (with_room(garage), days.wiring))
+    table, wiring = (jax.tree.map(jnp.asarray, x) for x in (pad_days(garage), days.wiring))
     feeder, state = jnp.asarray(capacity[task]), None
     shape = (len(tasks), len(days), tasks.shape[1], garage.arrival.shape[2])
     energy, by_period = np.zeros(shape), np.zeros((*shape[:2], physics.periods))
     for day in lanes.T[:, lane]:
         today, stations = gather(table, wiring, day, tasks[task].astype(np.int32))
         arrival, departure = np.asarray(today.arrival), np.asarray(today.departure)
-        state = at_midnight(state, stations, joins[day])
+        state = start_day(state, stations, joins[day])
         by_session = np.zeros(arrival.shape, np.float32)
         together, peak = [], np.zeros(len(task))
         for n in range(physics.periods):
             seen = _see(today, stations, state, jnp.int32(n), feeder, physics)
-            wishes = plan(seen, physics, peak, prices)
+            wishes = _plan(seen, physics, peak, prices)
             state, drawn = _draw(seen, jnp.asarray(wishes, jnp.float32), physics)
             kwh = np.asarray(drawn)
             here = (arrival <= n) & (n < departure)
@@ -87,10 +81,10 @@ def simulate_mpc(
         there = day >= 0
         energy[task[there], day[there]] = by_session[there][..., : shape[-1]]
         by_period[task[there], day[there]] = np.stack(together, 1)[there]
-    return Delivered(on_first_days(energy[None], garage, tasks), by_period[None])
+    return Delivered(move_to_first_days(energy[None], garage, tasks), by_period[None])
 
 
-def plan(
+def _plan(
     seen: StationView, physics: Physics, peak_kw: np.ndarray, prices: Tariff | None = None
 ) -> np.ndarray:
     """The kW to wish for in each of several garages, (garages, entities), from what is seen there.
@@ -105,7 +99,7 @@ def plan(
     wishes = limit.copy()
     rows = np.flatnonzero(limit.any(-1))
     if prices is None:
-        # Where everybody can have the full rate, there is nothing to plan.
+        # Without a binding limit every car charges at full rate.
         loads = np.asarray(seen.stations.load) * (limit / seen.stations.kw_per_a)[:, None]
         short = (loads.sum(-1) > np.asarray(seen.stations.limit_a)).any(-1)
         rows = np.flatnonzero((limit.sum(-1) > capacity) | short)

@@ -52,7 +52,7 @@ class Energy(Objective):
         return drawn_kwh.sum()
 
 
-class Fair(Objective):
+class _Fair(Objective):
     """The root of each car's share of its need."""
 
     def __call__(self, seen, drawn_kwh, peak_kw):
@@ -64,7 +64,7 @@ class Fair(Objective):
         return _PER_CAR_KWH * (worth(got + drawn_kwh) - worth(got)).sum()
 
 
-class Promise(Objective):
+class _Promise(Objective):
     """What each car is promised first, then energy.
 
     Nearly kept counts little: progress counts by its square, so that power goes where a promise can be
@@ -84,7 +84,7 @@ class Promise(Objective):
         return drawn_kwh.sum() + _PER_CAR_KWH * (kept(got + drawn_kwh) - kept(got)).sum()
 
 
-class Cost(Objective):
+class _Cost(Objective):
     """What the energy is worth less what it costs."""
 
     per_kwh: Float[Array, "*universe hours"]
@@ -93,7 +93,7 @@ class Cost(Objective):
     period_hours: float = eqx.field(static=True)
 
     @classmethod
-    def of(cls, sites: Sequence[Days]) -> "Cost":
+    def of(cls, sites: Sequence[Days]) -> "_Cost":
         """The prices of every station of these sites."""
         rows = []
         for days in sites:
@@ -109,7 +109,7 @@ class Cost(Objective):
 
     def at(self, station):
         worth, peak = self.worth_per_kwh[station], self.peak_per_kw[station]
-        return Cost(self.per_kwh[station], worth, peak, self.period_hours)
+        return _Cost(self.per_kwh[station], worth, peak, self.period_hours)
 
     def __call__(self, seen, drawn_kwh, peak_kw):
         kwh = drawn_kwh.sum()
@@ -118,16 +118,16 @@ class Cost(Objective):
         return (self.worth_per_kwh - price) * kwh - self.peak_per_kw * above
 
 
-def objective_of(settings: ChargingSettings, sites: Sequence[Days]) -> Objective:
+def make_objective(settings: ChargingSettings, sites: Sequence[Days]) -> Objective:
     """The objective of a run, at these sites.
 
     Examples
     --------
-    >>> objective_of(ChargingSettings(objective="promise", promise_kwh=6.0), [])
-    Promise(kwh=6.0)
+    >>> make_objective(ChargingSettings(objective="promise", promise_kwh=6.0), [])
+    _Promise(kwh=6.0)
     """
     if settings.objective == "cost":
-        return Cost.of(sites)
+        return _Cost.of(sites)
     if settings.objective == "promise":
-        return Promise(settings.promise_kwh)
-    return Fair() if settings.objective == "fair" else Energy()
+        return _Promise(settings.promise_kwh)
+    return _Fair() if settings.objective == "fair" else Energy()

@@ -1,13 +1,14 @@
-"""Charge points by OCPP 1.6 and 2.0.1: what they say of the cars, and the amperes they are told.
+"""A server for charge points that use OCPP 1.6 or 2.0.1.
 
-A charge point connects to ws://HOST:PORT/ocpp/ID, where ID is its station's name in the site; a second
-connector is the station `ID:2`. It is told a profile for each transaction, which ends by itself a few
-periods after the server is lost, and at its first word a default of 0 A, which holds then.
+A charge point connects to ws://HOST:PORT/ocpp/ID, where ID is its station's name in the site; its second
+connector is the station `ID:2`. On its first message it receives a default profile of 0 A, and then a
+profile for each transaction. If the server is lost, that profile expires after a few periods and the
+default applies.
 
-The feeder holds whatever charge points do. What may flow at a station is the most of all that it may have
-taken over: a refused profile changes nothing, and one without an answer may be in force or not. Less is
-told first; more is told only once that is accepted, and where it is not, all is shared out again around
-what goes on flowing there.
+The feeder's limit holds even if charge points misbehave. The current that may flow at a station is the
+maximum over all profiles that may be in force: a rejected profile changes nothing, and one without a reply
+may be in force or not. The server sends decreases first, and increases only after these are accepted. If
+one is not, it decides again with that station's current as fixed.
 """
 
 import asyncio
@@ -33,41 +34,41 @@ from apportion_charging.controller import PowerOffers
 from apportion_charging.ocpp_versions import LINKS, Link, stamp
 from apportion_charging.site import Site, Station
 
-VALID_PERIODS = 3
-"""So long a profile holds where the server is lost; a charge point's clock may be a period off."""
-_PATIENCE_S = 10.0
-"""Who has not answered by then has not heard."""
+_VALID_PERIODS = 3
+"""Periods after which a profile expires, plus one because a charge point's clock may be off."""
+_REPLY_SECONDS = 10.0
+"""Seconds to wait for a reply."""
 _ATTEMPTS = 4
-"""To find others who give what somebody does not."""
-_MOST_UNKNOWN = 100
+"""Decisions in a row if charge points do not accept a decrease."""
+_MAX_UNKNOWN_LOGGED = 100
 
 _log = logging.getLogger("apportion.charging")
 _websockets = logging.getLogger("apportion.websockets")
-# Who connects and goes is told by what follows from it.
+# Connections are logged by their consequences instead.
 _websockets.setLevel(logging.CRITICAL)
 
 
 @dataclass
-class Transaction:
-    """A car at a station, as its charge point told of it."""
+class _Transaction:
+    """A transaction, as its charge point reported it."""
 
     number: str
     arrival: datetime
     start_wh: float | None = None
     start: str = ""
-    """What the charge point said when it began: said again, it is the same."""
+    """The charge point's own values at the start: a repeated message has the same."""
 
 
 @dataclass
-class Meter:
-    """What a meter has shown since the last decision, once the newest offer had settled."""
+class _Meter:
+    """Meter values since the last decision, from when the newest offer has settled."""
 
     wh: list[tuple[datetime, float]] = field(default_factory=list)
     """Times and registers."""
     kw: list[float] = field(default_factory=list)
 
     def drawn_kw(self) -> float | None:
-        """The mean power; None where too little was shown."""
+        """Return the mean power, or None if there are too few values."""
         if self.kw:
             return sum(self.kw) / len(self.kw)
         if len(self.wh) < 2:
@@ -78,37 +79,37 @@ class Meter:
 
 
 @dataclass(eq=False)
-class Point:
-    """A station, as its charge point shows it."""
+class _Point:
+    """The state of a station's connector at its charge point."""
 
     name: str
     station: Station
     connector: int = 1
     link: Link | None = None
     heard: bool = False
-    """Whether its charge point ever spoke."""
+    """Whether its charge point has ever sent a message."""
     has_default: bool = False
-    car: Transaction | None = None
+    car: _Transaction | None = None
     profiles: list[tuple[float, float]] = field(default_factory=list)
-    """Amperes that may be in force for this car, and until when: one where it was accepted."""
+    """Amperes that may be in force for this car, and until when; one entry if it was accepted."""
     again: bool = False
-    """Whether it must be told anew, having come back."""
+    """Whether to send the profile again, after a reconnection."""
     status: str = ""
     full: bool | None = None
-    meter: Meter = field(default_factory=Meter)
+    meter: _Meter = field(default_factory=_Meter)
     register_wh: float | None = None
     settled: float = 0.0
-    """When its newest offer can show on the meter."""
+    """When the meter shows the newest offer."""
     shown_kw: float | None = None
     statements: dict[str, Any] = field(default_factory=dict)
 
     @property
     def connected(self) -> bool:
-        """Whether it can be told anything."""
+        """Whether its charge point can receive messages."""
         return self.link is not None and self.link.ready
 
     def bound_a(self) -> float:
-        """The most that may flow here, if a car wants it."""
+        """Return the largest current that a car may draw here."""
         now = time.time()
         self.profiles = [profile for profile in self.profiles if profile[1] > now]
         if self.profiles:
@@ -116,34 +117,34 @@ class Point:
         return 0.0 if self.has_default else self.station.max_a
 
     def may_flow_a(self) -> float:
-        """The same, and nothing where no car can be without our knowing."""
+        """Return the same, but 0 if there is certainly no car."""
         if not self.heard or (self.connected and self.has_default and self.car is None):
             return 0.0
         return self.bound_a()
 
-    def begin(self, car: Transaction | None) -> None:
-        """A car has come, or it has left."""
+    def begin(self, car: _Transaction | None) -> None:
+        """Reset the state for a new car, or for none."""
         self.car, self.profiles, self.full, self.shown_kw = car, [], None, None
-        self.meter, self.register_wh, self.statements = Meter(), car and car.start_wh, {}
+        self.meter, self.register_wh, self.statements = _Meter(), car and car.start_wh, {}
 
     def delivered_kwh(self) -> float | None:
-        """By the register; None where it has not spoken."""
+        """Return the energy by the meter's register, or None if it is unknown."""
         if self.car is None or self.car.start_wh is None or self.register_wh is None:
             return None
         return (self.register_wh - self.car.start_wh) / 1000
 
 
 class ChargePoints:
-    """The charge points of a site: who is connected, what they said, and what they are told.
+    """The charge points of a site: connections, transactions, meters and profiles.
 
     Parameters
     ----------
     decide
-        From what is known now to set-points, as `Controller.allocate`.
+        Function from the present state to set-points, such as `Controller.allocate`.
     every
         Seconds between two decisions.
     path
-        A JSON file that keeps transactions and what was accepted, for a restart.
+        JSON file that keeps transactions and accepted profiles over a restart.
     """
 
     def __init__(
@@ -157,17 +158,17 @@ class ChargePoints:
         self.site, self.every = site, every
         self.capacity_kw: float | None = None
         self.troubles: dict[tuple[str, str], str] = {}
-        """What is wrong now, by station and topic."""
-        self.patience = min(_PATIENCE_S, every / 4)
+        """Present problems, by station and topic."""
+        self.reply_seconds = min(_REPLY_SECONDS, every / 4)
         self.changed = asyncio.Event()
         self._decide, self._path = decide, path
         self._wiring = site.wiring()
         self._lock = asyncio.Lock()
-        self._deaf: set[str] = set()
+        self._unresponsive: set[str] = set()
         self._unknown: set[str] = set()
         self._number = 0
-        self.points = {name: Point(name, station) for name, station in site.stations.items()}
-        self._of: dict[str, dict[int, Point]] = {}
+        self.points = {name: _Point(name, station) for name, station in site.stations.items()}
+        self._of: dict[str, dict[int, _Point]] = {}
         for name, point in self.points.items():
             point_id, colon, connector = name.rpartition(":")
             if colon and connector.isdecimal():
@@ -178,12 +179,12 @@ class ChargePoints:
         if path is not None and path.exists():
             self._restore(path)
 
-    # What comes in.
+    # Incoming messages.
 
     def listen(self, **where: Any) -> serve:
-        """The server that they connect to, at the address or socket that `websockets` is told."""
+        """Return the WebSocket server; `where` is passed to `websockets`."""
         return serve(
-            self._converse,
+            self._handle_connection,
             select_subprotocol=_choose_subprotocol,
             process_request=self._refuse_unknown,
             logger=_websockets,
@@ -191,22 +192,22 @@ class ChargePoints:
         )
 
     def _refuse_unknown(self, connection: ServerConnection, request: Request) -> Response | None:
-        """An answer to who asks for anything but a station of the site; None lets it connect."""
-        point_id = _identity(request.path)
+        """Respond 404 unless the path names a station of the site."""
+        point_id = _point_id(request.path)
         if point_id in self._of:
             return None
-        if point_id not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
+        if point_id not in self._unknown and len(self._unknown) < _MAX_UNKNOWN_LOGGED:
             self._unknown.add(point_id)
             _log.warning("refused charge point %.60r: it is no station of the site", point_id)
         return connection.respond(404, "no station of this site\n")
 
-    async def _converse(self, connection: ServerConnection) -> None:
-        """Listen to a charge point until it goes."""
+    async def _handle_connection(self, connection: ServerConnection) -> None:
+        """Handle a charge point's messages until it disconnects."""
         request = connection.request
-        point_id = _identity("" if request is None else request.path)
+        point_id = _point_id("" if request is None else request.path)
         kind = LINKS.get(connection.subprotocol or "")
         if kind is None:
-            _log.warning("charge point %s speaks neither %s; closed", point_id, " nor ".join(LINKS))
+            _log.warning("charge point %s offers neither %s; closed", point_id, " nor ".join(LINKS))
             await connection.close(1002, "no common subprotocol")
             return
         link = kind(self, point_id, connection)
@@ -215,7 +216,7 @@ class ChargePoints:
         for point in mine:
             point.link, point.again = link, True
         for old in before:
-            await old.connection.close(1000, "connected anew")
+            await old.connection.close(1000, "replaced by a new connection")
         try:
             async for raw in connection:
                 try:
@@ -228,7 +229,7 @@ class ChargePoints:
                     link.ready = True
                     for point in mine:
                         point.heard = True
-                        self._deaf.discard(point.name)
+                        self._unresponsive.discard(point.name)
                     self.changed.set()
         except ConnectionClosed:
             pass
@@ -238,66 +239,66 @@ class ChargePoints:
                     point.link = None
             self.changed.set()
 
-    def booted(self, link: Link) -> None:
-        """Of one that has started anew, nobody knows what it has kept."""
-        link.asked = False
+    def on_boot(self, link: Link) -> None:
+        """Send everything again: after a boot it is unknown which profiles are in force."""
+        link.default_sent = False
         for point in self._of[link.id].values():
             point.has_default, point.again = False, True
         self.changed.set()
 
     def begin(
-        self, point: Point, number: str | None, arrival: str, wh: Any, start: str = ""
-    ) -> Transaction:
-        """A transaction that begins, or is heard of for the first time."""
+        self, point: _Point, number: str | None, arrival: str, wh: Any, start: str = ""
+    ) -> _Transaction:
+        """Begin a transaction, also one whose start was missed."""
         if point.car is not None and start and point.car.start == start:
             return point.car
         if number is None:
-            # Larger than those of any earlier start of the server.
+            # Larger than all numbers of earlier server runs.
             self._number = max(self._number + 1, int(time.time()))
             number = str(self._number)
-        car = Transaction(number, self._moment(arrival), _number(wh), start)
+        car = _Transaction(number, self._moment(arrival), _number(wh), start)
         self._plug(point, car)
         return car
 
-    def end(self, point: Point | None) -> None:
-        """Its car has left."""
+    def end(self, point: _Point | None) -> None:
+        """End the transaction."""
         if point is not None:
             self._plug(point, None)
 
-    def _plug(self, point: Point, car: Transaction | None) -> None:
+    def _plug(self, point: _Point, car: _Transaction | None) -> None:
         point.begin(car)
         self._save()
         self.changed.set()
 
-    def find(self, point_id: str, number: str) -> Point | None:
-        """Where a transaction is."""
+    def find(self, point_id: str, number: str) -> _Point | None:
+        """Find the station of a transaction."""
         mine = self._of[point_id].values()
         return next((point for point in mine if point.car and point.car.number == number), None)
 
-    def at(self, point_id: str, connector: int | None) -> Point | None:
-        """The station of a connector; a charge point of one has it whatever its number."""
+    def find_connector(self, point_id: str, connector: int | None) -> _Point | None:
+        """Find the station of a connector; with a single connector its number is ignored."""
         mine = self._of[point_id]
         if connector == 0:
             return None
         return next(iter(mine.values())) if len(mine) == 1 else mine.get(connector or 1)
 
-    def became(self, point: Point | None, status: str) -> None:
-        """What its connector or its car is now: free, or one that takes nothing of what it is offered."""
+    def on_status(self, point: _Point | None, status: str) -> None:
+        """Process a connector's status: available, or a car that does not use its offer."""
         if point is None:
             return
         point.status = status
         if point.car is not None and status == "Available":
             self.end(point)
-        # While nothing is offered, nobody knows whether it would take it; nor by who is only there.
+        # Without an offer the status says nothing about a car's demand; neither does "Occupied".
         full = status == "SuspendedEV" and point.bound_a() >= point.station.min_a
         if status != "Occupied" and (full or None) != point.full:
             point.full = full or None
             self.changed.set()
 
-    def metered(
-        self, point: Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
+    def on_meter_values(
+        self, point: _Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
     ) -> None:
-        """Meter values, perhaps of a transaction that nobody knew; what cannot be is set aside."""
+        """Process meter values, perhaps of an unknown transaction; ignore invalid ones."""
         if point is not None and point.car is None and number:
             self.begin(point, str(number), "", None)
         if point is None or point.car is None:
@@ -306,7 +307,7 @@ class ChargePoints:
         most, bad = 1.2 * volts * phases * point.station.max_a / 1000, None
         for value in values:
             moment = self._moment(value.get("timestamp", ""))
-            wh, kw, wrong = read_samples(value.get("sampled_value"), volts, phases)
+            wh, kw, wrong = _read_samples(value.get("sampled_value"), volts, phases)
             bad = wrong or bad
             settled = time.time() >= point.settled
             if wh is not None and point.register_wh is not None and wh < point.register_wh:
@@ -323,12 +324,12 @@ class ChargePoints:
                 point.shown_kw = kw
                 if settled:
                     point.meter.kw.append(kw)
-        self._note(point.name, "meter", bad and f"a value was set aside: {bad}")
+        self._note(point.name, "meter", bad and f"a value was ignored: {bad}")
 
-    def say(self, told: Mapping[str, Any]) -> None:
-        """What charge points cannot say: the feeder's power now, and the drivers' statements."""
-        self.capacity_kw = told.get("capacity_kw", self.capacity_kw)
-        stations = told.get("stations")
+    def add_statements(self, now: Mapping[str, Any]) -> None:
+        """Store what charge points cannot report: the feeder's power and the drivers' statements."""
+        self.capacity_kw = now.get("capacity_kw", self.capacity_kw)
+        stations = now.get("stations")
         for station in stations if isinstance(stations, list) else []:
             name = str(station.get("id")) if isinstance(station, Mapping) else ""
             point = self.points.get(name)
@@ -336,15 +337,15 @@ class ChargePoints:
                 names = ("requested_kwh", "stated_departure", "max_kw")
                 point.statements |= {name: station[name] for name in names if name in station}
 
-    # What goes out.
+    # Outgoing messages.
 
     async def run(self) -> None:
-        """Decide every period, and whenever something changes."""
+        """Decide every period and after each change, until cancelled."""
         period = time.monotonic()
         while True:
             try:
                 await asyncio.wait_for(self.changed.wait(), max(period - time.monotonic(), 0.0))
-                # What comes together is one change.
+                # Collect simultaneous changes.
                 await asyncio.sleep(min(0.05, self.every / 20))
             except TimeoutError:
                 pass
@@ -352,43 +353,43 @@ class ChargePoints:
             if periodic:
                 period = time.monotonic() + self.every
             try:
-                await self.share_out(periodic=periodic)
+                await self.decide_and_send(periodic=periodic)
             except Exception:
                 _log.exception("a decision failed; the last set-points hold until the next")
 
-    async def share_out(self, *, periodic: bool = False) -> PowerOffers:
-        """Decide, and tell those concerned; in a period's decision all, those who did not listen too."""
+    async def decide_and_send(self, *, periodic: bool = False) -> PowerOffers:
+        """Decide and send changed profiles; a periodic decision sends all, also to unresponsive points."""
         async with self._lock:
             self.changed.clear()
-            await self._tell_defaults(periodic)
+            await self._send_defaults(periodic)
             if periodic:
-                self._deaf.clear()
+                self._unresponsive.clear()
             for attempt in range(_ATTEMPTS):
                 offers = self._decide(self._now())
                 for point in self.points.values() if attempt == 0 else ():
-                    # The meter's next period begins.
+                    # Start the meter's next period.
                     drawn = point.meter.drawn_kw()
                     point.shown_kw = point.shown_kw if drawn is None else drawn
-                    point.meter = Meter(point.meter.wh[-1:])
-                told = {
+                    point.meter = _Meter(point.meter.wh[-1:])
+                wanted = {
                     point: float(offers.allocation_a[point.name])
                     for point in self.points.values()
-                    if point.connected and point.car and point.name not in self._deaf
+                    if point.connected and point.car and point.name not in self._unresponsive
                 }
-                lower = [point for point, amperes in told.items() if amperes < point.bound_a()]
-                deaf = await self._tell({point: told[point] for point in lower})
-                if not deaf:
-                    await self._raise(told, periodic)
+                lower = [point for point, amperes in wanted.items() if amperes < point.bound_a()]
+                failed = await self._send({point: wanted[point] for point in lower})
+                if not failed:
+                    await self._send_increases(wanted, periodic)
                     break
-                self._deaf |= deaf
+                self._unresponsive |= failed
             self._save()
             return offers
 
-    async def _raise(self, told: dict[Point, float], periodic: bool) -> None:
-        """Tell those who get as much or more, if all limits hold even where all of them take it."""
+    async def _send_increases(self, wanted: dict[_Point, float], periodic: bool) -> None:
+        """Send equal or larger offers, if all limits hold with all of them in force."""
         new = {
             point: amperes
-            for point, amperes in told.items()
+            for point, amperes in wanted.items()
             if point.connected
             and amperes >= (bound := point.bound_a())
             and (periodic or point.again or amperes > bound or not point.profiles)
@@ -396,25 +397,25 @@ class ChargePoints:
         now = np.array([point.may_flow_a() for point in self.points.values()])
         then = np.maximum(now, [new.get(point, 0.0) for point in self.points.values()])
         limit, load = self._wiring.limit, self._wiring.load
-        # What is above a limit already, by a station that takes what it likes, is raised no further.
+        # A station that ignores offers may exceed a limit already; do not add to that.
         if (load @ then > np.maximum(limit, load @ now) + 1e-6).any():
-            _log.warning("nobody gets more in this period: what may flow leaves no room")
+            _log.warning("no increase in this period: the current that may flow leaves no room")
             return
-        self._deaf |= await self._tell(new)
+        self._unresponsive |= await self._send(new)
 
-    async def _tell(self, amperes: dict[Point, float]) -> set[str]:
-        """Tell stations their amperes, all at once; the names of those who did not take them."""
-        answers = await asyncio.gather(*(self._tell_one(p, a) for p, a in amperes.items()))
+    async def _send(self, amperes: dict[_Point, float]) -> set[str]:
+        """Send all profiles concurrently; return the names of stations that did not accept."""
+        answers = await asyncio.gather(*(self._send_one(p, a) for p, a in amperes.items()))
         return {point.name for point, taken in zip(amperes, answers, strict=True) if not taken}
 
-    async def _tell_one(self, point: Point, amperes: float) -> bool:
+    async def _send_one(self, point: _Point, amperes: float) -> bool:
         car, link = point.car, point.link
         if car is None or link is None:
             return False
-        until = time.time() + (VALID_PERIODS + 1) * self.every
+        until = time.time() + (_VALID_PERIODS + 1) * self.every
         schedule = {
             "start_schedule": stamp(datetime.now(UTC) - timedelta(seconds=self.every)),
-            "duration": math.ceil((VALID_PERIODS + 1) * self.every),
+            "duration": math.ceil((_VALID_PERIODS + 1) * self.every),
             **_one_period(amperes, point.station),
         }
         taken = await link.set_profile(point.connector, schedule, car.number)
@@ -422,72 +423,71 @@ class ChargePoints:
             return True
         if taken:
             if [before for before, _ in point.profiles] != [amperes]:
-                point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
+                point.settled, point.meter = time.time() + min(10.0, self.every / 10), _Meter()
             point.profiles, point.again = [(amperes, until)], False
-            link.asked = link.asked and point.has_default
+            link.default_sent = link.default_sent and point.has_default
         elif taken is None:
-            # In force or not; and once it is over, the default, where there is one. Of a car whose offer
-            # nobody knows the meter tells nothing.
+            # It may be in force or not. The meter says nothing about a car whose offer is unknown.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
-            point.settled, point.meter = math.inf, Meter()
+            point.settled, point.meter = math.inf, _Meter()
         wrong = None if taken else "no answer" if taken is None else "refused"
         self._note(point.name, "profile", wrong and f"{wrong}; {point.bound_a():g} A count")
         return bool(taken)
 
-    async def _tell_defaults(self, periodic: bool) -> None:
-        """See that a car gets nothing where nobody is told anything."""
-        waiting: dict[Link, list[Point]] = {}
+    async def _send_defaults(self, periodic: bool) -> None:
+        """Send the default profile of 0 A where it has not been accepted."""
+        waiting: dict[Link, list[_Point]] = {}
         for point in self.points.values():
             if point.link is not None and point.connected and not point.has_default:
                 waiting.setdefault(point.link, []).append(point)
-        # One with a car is asked by its own profile, and again for this once it listens.
-        asked = [
-            self._tell_default(link, points)
+        # With a car, its transaction's profile comes first; the default follows after a reply to that.
+        sent = [
+            self._send_default(link, points)
             for link, points in waiting.items()
-            if not link.asked or (periodic and not any(point.car for point in points))
+            if not link.default_sent or (periodic and not any(point.car for point in points))
         ]
-        await asyncio.gather(*asked)
+        await asyncio.gather(*sent)
 
-    async def _tell_default(self, link: Link, points: list[Point]) -> None:
-        link.asked = True
+    async def _send_default(self, link: Link, points: list[_Point]) -> None:
+        link.default_sent = True
         taken = await link.set_profile(0, _one_period(0.0, points[0].station), None)
         for point in points:
             point.has_default = bool(taken)
-            kept = f"not taken; {point.station.max_a:g} A are kept for it"
+            kept = f"not accepted; {point.station.max_a:g} A are reserved"
             self._note(point.name, "default", None if taken else kept)
 
     def _now(self) -> dict[str, Any]:
-        """What the controller is told."""
+        """Describe the present state for the controller."""
         stations = []
         for name, point in self.points.items():
             if not point.heard:
                 continue
-            told: dict[str, Any] = {"id": name, "plugged": point.car is not None}
+            entry: dict[str, Any] = {"id": name, "plugged": point.car is not None}
             car, bound = point.car, point.bound_a()
             if car is not None:
-                told |= {
-                    "arrival": self._told(car.arrival),
+                entry |= {
+                    "arrival": self._format_time(car.arrival),
                     "delivered_kwh": point.delivered_kwh(),
                     "drawn_kw": point.meter.drawn_kw(),
                     "offered_a": bound,
                     "full": point.full,
                     **point.statements,
                 }
-            deaf = car is not None and name in self._deaf
-            if not point.connected or deaf or (car is None and not point.has_default):
-                told["fixed_a"] = bound
-            stations.append(told)
-        now = {"time": self._told(datetime.now(UTC)), "stations": stations}
+            ignores = car is not None and name in self._unresponsive
+            if not point.connected or ignores or (car is None and not point.has_default):
+                entry["fixed_a"] = bound
+            stations.append(entry)
+        now = {"time": self._format_time(datetime.now(UTC)), "stations": stations}
         return now if self.capacity_kw is None else now | {"capacity_kw": self.capacity_kw}
 
-    def _told(self, moment: datetime) -> str:
-        """A time for the controller: with its zone, or of the wall where the site has none."""
+    def _format_time(self, moment: datetime) -> str:
+        """Format a time for the controller: with its zone, or as local time if the site has none."""
         if self.site.timezone is None:
             moment = moment.astimezone().replace(tzinfo=None)
         return moment.isoformat()
 
     def _moment(self, text: str) -> datetime:
-        """A charge point's time; now where it is none, or one that cannot be."""
+        """Parse a charge point's time; use the present time if it is invalid or implausible."""
         now = datetime.now(UTC)
         try:
             found = datetime.fromisoformat(text)
@@ -497,16 +497,16 @@ class ChargePoints:
         return found if now - timedelta(days=30) < found <= now else now
 
     def _note(self, name: str, topic: str, wrong: str | None) -> None:
-        """What is wrong there now, or that nothing is; said once."""
+        """Record a problem, or that it is solved; log each change once."""
         before = self.troubles.pop((name, topic), None)
         if wrong is not None:
             self.troubles[name, topic] = wrong
             if wrong != before:
                 _log.warning("station %s: %s: %s", name, topic, wrong)
         elif before is not None:
-            _log.info("station %s: %s: in order again", name, topic)
+            _log.info("station %s: %s: solved", name, topic)
 
-    # What is kept.
+    # State file.
 
     def _save(self) -> None:
         if self._path is None:
@@ -527,30 +527,32 @@ class ChargePoints:
             self._note("all", "state", f"{self._path} was not saved ({error})")
 
     def _restore(self, path: Path) -> None:
-        with reading(path, "remove it to begin anew"):
+        with reading(path, "remove it to start without it"):
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["site"] != self.site.fingerprint:
-                raise InputError(f"{path}: it is of another site; remove it, or name another file")
+                raise InputError(
+                    f"{path}: it belongs to another site; remove it, or name another file"
+                )
             for name, kept in content["points"].items():
                 point, car = self.points[name], kept["car"]
                 point.heard, point.has_default = True, bool(kept["has_default"])
                 if car is not None:
                     car["arrival"] = datetime.fromisoformat(car["arrival"])
-                    point.begin(Transaction(**car))
+                    point.begin(_Transaction(**car))
                 point.register_wh = kept["register_wh"]
                 point.profiles = [(float(a), float(until)) for a, until in kept["profiles"]]
 
 
-def read_samples(
+def _read_samples(
     samples: Any, volts: float, phases: int
 ) -> tuple[float | None, float | None, str | None]:
-    """Register in Wh and power in kW of one meter value, and what of it cannot be.
+    """Read a meter value's register in Wh and power in kW, and its invalid part.
 
-    >>> read_samples([{"value": "1.5", "unit": "kWh"}], 230.0, 3)
+    >>> _read_samples([{"value": "1.5", "unit": "kWh"}], 230.0, 3)
     (1500.0, None, None)
-    >>> read_samples([{"value": "10", "measurand": "Current.Import", "phase": "L1"}], 230.0, 3)
+    >>> _read_samples([{"value": "10", "measurand": "Current.Import", "phase": "L1"}], 230.0, 3)
     (None, 2.3, None)
-    >>> read_samples([{"value": "x"}], 230.0, 3)
+    >>> _read_samples([{"value": "x"}], 230.0, 3)
     (None, None, "'x'")
     """
     wh, kw, by_current, bad = None, None, None, None
@@ -588,8 +590,8 @@ def _number(value: Any) -> float | None:
     return found if abs(found) < 1e12 else None
 
 
-def _identity(path: str) -> str:
-    """The charge point that a path names; nothing where it names none."""
+def _point_id(path: str) -> str:
+    """Return the charge point named by a path, or an empty string."""
     before, slash, name = path.partition("?")[0].rpartition("/")
     return unquote(name) if slash and before == "/ocpp" else ""
 
@@ -600,5 +602,5 @@ def _one_period(amperes: float, station: Station) -> dict[str, Any]:
 
 
 def _choose_subprotocol(connection: ServerConnection, offered: Any) -> Any:
-    """The newest of what is offered that is spoken here; None where none is, and it is closed then."""
+    """Choose the newest common subprotocol; None if there is none."""
     return next((name for name in LINKS if name in offered), None)

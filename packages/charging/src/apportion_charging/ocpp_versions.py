@@ -1,7 +1,7 @@
-"""What OCPP 1.6 and 2.0.1 have in common, and in which words they differ.
+"""The messages of OCPP 1.6 and 2.0.1, and where the two differ.
 
-A link is the connection of one charge point. It turns what is said into what happened at a station: a car
-came or left, its meter spoke, it takes nothing; and what a station is told into a charging profile.
+A link is the connection of one charge point. It turns messages into events at a station (a car comes or
+leaves, a meter value, a status), and offers into charging profiles.
 """
 
 import logging
@@ -19,61 +19,61 @@ from ocpp.v201 import call_result as result201
 from websockets.asyncio.server import ServerConnection
 
 _DEFAULT, _OWN = 1, 2
-"""Numbers of profiles: the default, and the transaction's."""
+"""Profile numbers: of the default, and the first of transactions."""
 
 _library = logging.getLogger("apportion.ocpp")
-# What is no OCPP is answered by the library as the standard says, and told by us in a sentence.
+# The library replies to invalid messages as the standard demands; `ChargePoints` logs them in a sentence.
 _library.setLevel(logging.CRITICAL)
 
 
 class Link(ABC):
-    """A connection by either version; the library's class of the version is the other parent."""
+    """A connection by either version; subclasses also inherit the library's class of the version."""
 
     id: str
     call: Any
     route_message: Any
     calls: Any
     results: Any
-    """The library's messages and answers."""
+    """The library's modules of calls and results."""
     place: str
-    """What a connector's number is called."""
+    """The field with a connector's number."""
 
     def __init__(self, owner: Any, point_id: str, connection: ServerConnection):
-        """Its owner, the `ChargePoints` of the site, hears what happened and says what is told."""
-        super().__init__(point_id, connection, owner.patience, _library)  # pyright: ignore
+        """`owner` is the `ChargePoints` of the site, which receives all events."""
+        super().__init__(point_id, connection, owner.reply_seconds, _library)  # pyright: ignore
         self.owner, self.connection = owner, connection
-        self.ready = self.asked = False
-        """Whether it has spoken, and whether it was told the default."""
+        self.ready = self.default_sent = False
+        """Whether it has sent a message, and whether it was sent the default profile."""
 
     async def set_profile(
         self, connector: int, schedule: dict[str, Any], transaction: str | None
     ) -> bool | None:
-        """Whether it takes over a limit, the default where no transaction is named; None: nobody knows."""
+        """Send a profile, the default if `transaction` is None; None if the reply is missing."""
         default = transaction is None
         profile = {
             "stack_level": 0,
             "charging_profile_purpose": "TxDefaultProfile" if default else "TxProfile",
             "charging_profile_kind": "Relative" if default else "Absolute",
-            **self.worded(_DEFAULT if default else _OWN + connector, schedule, transaction),
+            **self.version_fields(_DEFAULT if default else _OWN + connector, schedule, transaction),
         }
         try:
             answer = await self.call(self.calls.SetChargingProfile(connector, profile))
         except Exception:
-            # Too late, gone, or no answer that can be read.
+            # A timeout, a lost connection, or an invalid reply.
             return None
         return answer is not None and answer.status == "Accepted"
 
     @abstractmethod
-    def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
-        """What the version says of a profile in its own words."""
+    def version_fields(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
+        """Return the profile's fields that differ between the versions."""
 
     def point(self, said: dict[str, Any]) -> Any:
-        """The station that is spoken of."""
-        return self.owner.at(self.id, said.get(self.place))
+        """Find the station of a message."""
+        return self.owner.find_connector(self.id, said.get(self.place))
 
     @on("BootNotification")
     def on_boot(self, **_: Any) -> Any:
-        self.owner.booted(self)
+        self.owner.on_boot(self)
         interval = round(max(1.0, min(self.owner.every, 300.0)))
         return self.results.BootNotification(stamp(datetime.now(UTC)), interval, "Accepted")
 
@@ -87,12 +87,14 @@ class Link(ABC):
 
     @on("StatusNotification")
     def on_status(self, **said: Any) -> Any:
-        self.owner.became(self.point(said), said.get("status") or said["connector_status"])
+        self.owner.on_status(self.point(said), said.get("status") or said["connector_status"])
         return self.results.StatusNotification()
 
     @on("MeterValues")
     def on_meter(self, **said: Any) -> Any:
-        self.owner.metered(self.point(said), said["meter_value"], said.get("transaction_id"))
+        self.owner.on_meter_values(
+            self.point(said), said["meter_value"], said.get("transaction_id")
+        )
         return self.results.MeterValues()
 
     @on("DataTransfer")
@@ -100,13 +102,13 @@ class Link(ABC):
         return self.results.DataTransfer("UnknownVendorId")
 
 
-class Link16(Link, ChargePoint16):
+class _Link16(Link, ChargePoint16):
     """A connection by OCPP 1.6: the server numbers the transactions."""
 
     calls, results, place = call16, result16, "connector_id"
 
-    def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
-        """Its transactions have whole numbers."""
+    def version_fields(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
+        """Transactions have integer numbers in 1.6."""
         own = transaction and int(transaction)
         words = {"charging_profile_id": number, "charging_schedule": schedule}
         return words | {"transaction_id": own}
@@ -126,13 +128,13 @@ class Link16(Link, ChargePoint16):
         return result16.StopTransaction({"status": "Accepted"})  # pyright: ignore
 
 
-class Link201(Link, ChargePoint201):
+class _Link201(Link, ChargePoint201):
     """A connection by OCPP 2.0.1: all that happens in a transaction is an event."""
 
     calls, results, place = call201, result201, "evse_id"
 
-    def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
-        """A schedule has a number too, and there may be several."""
+    def version_fields(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
+        """In 2.0.1 a profile has a list of numbered schedules."""
         schedules = [{"id": number, **schedule}]
         return {"id": number, "charging_schedule": schedules, "transaction_id": transaction}
 
@@ -146,13 +148,13 @@ class Link201(Link, ChargePoint201):
             self.owner.end(point)
             return result201.TransactionEvent()
         if point is None:
-            point = self.owner.at(self.id, said.get("evse", {}).get("id"))
+            point = self.owner.find_connector(self.id, said.get("evse", {}).get("id"))
             if point is not None:
                 since = timestamp if event_type == "Started" else ""
                 self.owner.begin(point, number, since, None)
-        self.owner.metered(point, said.get("meter_value", []))
+        self.owner.on_meter_values(point, said.get("meter_value", []))
         if state is not None:
-            self.owner.became(point, state)
+            self.owner.on_status(point, state)
         return result201.TransactionEvent()
 
     @on("NotifyReport")
@@ -160,10 +162,10 @@ class Link201(Link, ChargePoint201):
         return result201.NotifyReport()
 
 
-LINKS = {"ocpp2.0.1": Link201, "ocpp1.6": Link16}
-"""By the subprotocol that a charge point asks for; the first that it offers too is taken."""
+LINKS = {"ocpp2.0.1": _Link201, "ocpp1.6": _Link16}
+"""By subprotocol, in order of preference."""
 
 
 def stamp(moment: datetime) -> str:
-    """A time as both versions write it."""
+    """Format a time as both versions do."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

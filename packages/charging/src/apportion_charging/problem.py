@@ -1,12 +1,11 @@
-"""Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by what is wanted.
+"""Charging as a problem: m stations behind one feeder, and an episode of one day.
 
-The universe is all stations of all sites; a task's stations are of one site. An episode is a training
-day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of
-the feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw
-stays unused. Shares are wishes: what stations are told are set-points, and the gradient is the wishes'. The
-reward is the objective's, by default kWh drawn, worth as much less as the site needs more: by plain kWh a
-policy of several sites learns from the thirstiest alone. Where energy has a price, the last entity of a
-task is no station but what stays unused (`with_spare`), since all of the feeder is shared out.
+The universe is all stations of all sites; a task's stations belong to one site. An episode is a training
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. Shares are of
+the feeder's capacity; a share's limit is the power that the plugged-in car can take, and the rest stays
+unused. Shares are wishes, rounded to set-points with the gradient of the wishes. The reward is the
+objective's, by default kWh drawn, weighted by the inverse of the site's mean need, so that no site
+dominates. With the objective cost, the last entity of a task is the unused power (`_add_spare`).
 """
 
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
 from apportion.tasks import Task
 from apportion_charging.days import Days
@@ -25,24 +25,25 @@ from apportion_charging.garage import (
     Garage,
     GarageState,
     Outlook,
+    PerStation,
     Physics,
     Stations,
     StationView,
     draw,
+    initial_state,
     see,
-    unknown,
 )
 from apportion_charging.objectives import Energy, Objective
 
 CHANNELS = 24
-"""What is seen of a station, as numbers of about unit size."""
+"""Numbers that a policy sees of each station, of about unit size."""
 _SHARED = np.isin(np.arange(CHANNELS), (18, 19, 20, 21, 23))
 """Which channels all stations share."""
 _USUAL_KW = 7.0
-"""A station's full rate is told in units of this."""
+"""The unit of a station's full rate in the observation."""
 
 
-class DayState(eqx.Module):
+class _DayState(eqx.Module):
     """Which day it is, the period, the feeder, its highest power so far, and what is known of stations."""
 
     day: Int[Array, "*stack"]
@@ -127,7 +128,7 @@ class Charging(Problem):
             horizon=physics.periods,
         )
 
-    def reset(self, task: Task, *, key: PRNGKeyArray) -> DayState:
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> _DayState:
         day_key, capacity_key = jax.random.split(key)
         day = jax.random.randint(day_key, (), 0, self.days_of[task.members[0]])
         low, high = self.capacity
@@ -140,27 +141,27 @@ class Charging(Problem):
         """The task's stations, and which of them are there."""
         return (task.members[:-1], task.mask[:-1]) if self.spare else (task.members, task.mask)
 
-    def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> DayState:
+    def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> _DayState:
         """The first state of a day behind a given feeder."""
         start = jnp.zeros((), jnp.int32)
-        known = unknown(self.stations.at(self._stations(task)[0]))
-        return DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
+        known = initial_state(self.stations.at(self._stations(task)[0]))
+        return _DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
 
-    def see(self, task: Task, state: DayState) -> StationView:
+    def see(self, task: Task, state: _DayState) -> StationView:
         """What a controller sees of the task's stations."""
         members, _ = self._stations(task)
         here = self.garage.at(state.day, members)
         stations = self.stations.at(members)
         return see(here, stations, state.garage, state.n, state.capacity_kw, self.physics)
 
-    def observe(self, task: Task, state: DayState) -> Observation:
+    def observe(self, task: Task, state: _DayState) -> Observation:
         seen = observation(self.see(task, state), self._stations(task)[1])
-        return with_spare(seen) if self.spare else seen
+        return _add_spare(seen) if self.spare else seen
 
     def step(
         self,
         task: Task,
-        state: DayState,
+        state: _DayState,
         allocation: Float[Array, " entities"],
         *,
         key: PRNGKeyArray,
@@ -171,13 +172,13 @@ class Charging(Problem):
         drawn, first = jnp.where(mask, drawn, 0.0), members[0]
         n, power = state.n + 1, drawn.sum() / self.physics.period_hours
         peak = jnp.maximum(state.peak_kw, power)
-        following = DayState(state.day, n, state.capacity_kw, peak, garage)
+        following = _DayState(state.day, n, state.capacity_kw, peak, garage)
         reward = self.worth[first] * self.objective.at(first)(seen, drawn, state.peak_kw)
         return Step(following, reward, n >= self.horizon, jnp.array(False))
 
 
 def _at_midnight(days: Days) -> Garage:
-    """The days apart from one another: a car that was there before has what the full rate gave it."""
+    """Separate the days: a car from the day before is assumed to have charged at full rate."""
     garage = days.garage
     hours = np.maximum(-garage.arrival, 0) * days.physics.period_hours
     had = np.asarray(days.wiring.max_kw)[:, None] * garage.car_share * hours
@@ -185,7 +186,7 @@ def _at_midnight(days: Days) -> Garage:
 
 
 def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observation:
-    """What a policy is shown: logarithms of energies, hours in thirds of a day, powers in full rates."""
+    """Compute what a policy sees: log energies, hours in thirds of a day, powers in full rates."""
     can_draw = seen.can_draw & mask
     stations, known = seen.stations, seen.known
     angle = 2 * jnp.pi * seen.hour / 24
@@ -213,8 +214,8 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
     )
 
 
-def with_spare(seen: Observation) -> Observation:
-    """One entity more, who can take everything: what stays unused. Only what is no station's is shown."""
+def _add_spare(seen: Observation) -> Observation:
+    """Add an entity without a limit for the unused power; it sees only the shared channels."""
     assert seen.limits is not None
     row = jnp.where(_SHARED, seen.history[:1], 0.0)
     return Observation(
@@ -222,6 +223,21 @@ def with_spare(seen: Observation) -> Observation:
         jnp.append(seen.held, jnp.maximum(1 - seen.held.sum(), 0.0)),
         jnp.append(seen.limits, 1.0),
     )
+
+
+class PolicySchedule(eqx.Module):
+    """A policy as a scheduler: from what is seen to the kW wished for each station."""
+
+    policy: Policy
+    spare: bool = eqx.field(static=True, default=False)
+    """Whether the policy may leave power unused."""
+
+    def __call__(self, seen: StationView) -> PerStation:
+        count = seen.can_draw.shape[0]
+        shown = observation(seen, jnp.ones(count, bool))
+        shown = _add_spare(shown) if self.spare else shown
+        everyone = jnp.ones(count + self.spare, bool)
+        return self.policy(shown, everyone)[:count] * seen.capacity_kw
 
 
 def _outlook(outlook: Outlook) -> tuple[Array, ...]:
@@ -233,5 +249,5 @@ def _outlook(outlook: Outlook) -> tuple[Array, ...]:
 
 
 def _hours(hours: Float[Array, " entities"]) -> Float[Array, " entities"]:
-    # Statements can be days off; beyond a day they say no more.
+    # Statements can be days off; beyond a day they carry no information.
     return jnp.clip(hours, -24.0, 24.0) / 8

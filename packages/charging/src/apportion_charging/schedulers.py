@@ -1,10 +1,10 @@
-"""The schedulers that garages use, from what is seen of each station to the kW wished for it.
+"""The schedulers that garages use, the simulation of days, and the optimum in hindsight.
 
-Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
-served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
-time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
-Days are simulated by `simulate`, one after the other wherever a car stays over midnight; set-points
-turn every scheduler's wishes into what stations are told. `best_energies` is the most that could be served.
+A scheduler maps what is seen of each station to the kW wished for it. Sorted schedulers serve cars at full
+rate in their order until the feeder is exhausted: first come first served, earliest deadline first, least
+laxity first, largest remaining first. Ties are broken by the time of arrival, then by the station's
+position; cars that are done are skipped. `simulate` walks through days, in sequence where a car stays over
+midnight; `best_energies` solves the linear programme of the largest energy.
 """
 
 import os
@@ -23,7 +23,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
 from apportion.errors import InputError
-from apportion.policy import Policy
+from apportion.runs.settings import suggest
 from apportion_charging.days import Days
 from apportion_charging.garage import (
     Flags,
@@ -35,97 +35,85 @@ from apportion_charging.garage import (
     Stations,
     StationView,
     draw,
-    look,
-    plugged_in,
+    initial_state,
+    match_sessions,
     see,
-    unknown,
-    visit,
+    see_sessions,
+    see_state,
 )
-from apportion_charging.problem import observation, with_spare
-from apportion_charging.setpoints import COMPARED, comes_before, unsorted
+from apportion_charging.setpoints import MAX_COMPARED, comes_before, restore_order
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
-"""From what is seen to the kW wished for each station, within their limits and the capacity."""
+"""Function from what is seen to the kW wished for each station, within their limits and the capacity."""
 
 _ROWS, _ROWS_OF_A_GPU = 2**12, 2**16
-"""Stations that are worked on at once: few enough that what a policy computes of them stays in a CPU's
-cache, many enough that a period is worth its calls."""
+"""Stations per batch: a policy's intermediate values fit into a CPU's cache, and calls are few."""
 _STRETCH = 4
-"""Periods between two looks at which stations have a car at all."""
+"""Periods for which the set of stations with a car is computed once."""
 _FEW = 24
-"""Below so many stations, all are worked on where any has a car."""
+"""Garages with fewer stations are not packed to the stations with a car."""
 _TOGETHER = 16
-"""Days in one linear programme: calling the solver costs more than a day's solution."""
+"""Days in one linear programme: calling the solver costs more than solving a day."""
 
 
-def equal(seen: StationView) -> PerStation:
-    """The same to every car that can draw; what exceeds one's limit goes to the others."""
-    return pour(seen.limit_kw, seen.capacity_kw)
+def _equal(seen: StationView) -> PerStation:
+    """Equal power for every car that can draw; what exceeds a car's limit goes to the others."""
+    return _pour(seen.limit_kw, seen.capacity_kw)
 
 
-def in_order(key: Callable[[StationView], PerStation]) -> Schedule:
-    """The scheduler that serves the smallest of these keys first."""
-    return lambda seen: serve_in_order(seen, key(seen))
+def _serve_by(key: Callable[[StationView], PerStation]) -> Schedule:
+    """Create the scheduler that serves the smallest key first."""
+    return lambda seen: _serve_in_order(seen, key(seen))
 
 
-def clairvoyant(seen: StationView) -> PerStation:
+def _clairvoyant(seen: StationView) -> PerStation:
     """Least laxity first by true needs and departures; nothing is offered beyond the need."""
     useful = jnp.minimum(seen.limit_kw, 4 * seen.truth.open_kwh)
-    return serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
+    return _serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
 
 
-fcfs = in_order(lambda seen: seen.arrived)
-"""First come, first served."""
-edf = in_order(lambda seen: seen.said.hours_left)
-"""Earliest stated departure first."""
-llf = in_order(lambda seen: seen.said.laxity)
-"""Least laxity first, by statements."""
 SCHEDULERS: dict[str, Schedule] = {
-    "equal": equal,
-    "fcfs": fcfs,
-    "edf": edf,
-    "llf": llf,
-    "edf-predicted": in_order(lambda seen: seen.predicted.hours_left),
-    "llf-predicted": in_order(lambda seen: seen.predicted.laxity),
-    # By predictions that recall earlier days where the days do.
-    "llf-recalled": in_order(lambda seen: seen.recalled.laxity),
+    "equal": _equal,
+    "fcfs": _serve_by(lambda seen: seen.arrived),
+    "edf": _serve_by(lambda seen: seen.said.hours_left),
+    "llf": _serve_by(lambda seen: seen.said.laxity),
+    "edf-predicted": _serve_by(lambda seen: seen.predicted.hours_left),
+    "llf-predicted": _serve_by(lambda seen: seen.predicted.laxity),
+    # By predictions corrected with earlier days, if the days have recall.
+    "llf-recalled": _serve_by(lambda seen: seen.recalled.laxity),
     # The car with the most of its request still open first.
-    "largest-remaining": in_order(lambda seen: -seen.said.open_kwh),
-    "clairvoyant": clairvoyant,
+    "largest-remaining": _serve_by(lambda seen: -seen.said.open_kwh),
+    "clairvoyant": _clairvoyant,
 }
 """Every scheduler by the name that the command line and the reports use."""
 CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
 HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
-"""What no scheduler can know at the time."""
+"""Schedules that use hidden values."""
 
 
-class PolicySchedule(eqx.Module):
-    """A policy as a scheduler."""
-
-    policy: Policy
-    spare: bool = eqx.field(static=True, default=False)
-    """Whether it may leave power unused."""
-
-    def __call__(self, seen: StationView) -> PerStation:
-        count = seen.can_draw.shape[0]
-        shown = observation(seen, jnp.ones(count, bool))
-        shown = with_spare(shown) if self.spare else shown
-        everyone = jnp.ones(count + self.spare, bool)
-        return self.policy(shown, everyone)[:count] * seen.capacity_kw
+def find_scheduler(name: str, purpose: str = "", alternative: str = "") -> Schedule:
+    """Return a scheduler that uses no hidden values by its name, or raise InputError."""
+    known = {own: schedule for own, schedule in SCHEDULERS.items() if own not in HINDSIGHT}
+    if name not in known:
+        raise InputError(
+            f"there is no scheduler {name!r}{purpose}; choose {', '.join(known)}{alternative}"
+            f"{suggest(name, list(known))}"
+        )
+    return known[name]
 
 
-def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
+def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """Pour `capacity` evenly over stations until each is at its limit (water-filling, exactly).
 
-    >>> pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
+    >>> _pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
     [1.0, 3.0, 3.0]
     """
-    # With the level at station i's limit this much is poured; the level lies above every limit that
-    # pours no more than there is.
-    if len(limits) > COMPARED:
+    # poured[i] is the total at water level limits[i]; the final level is above every limit with
+    # poured <= capacity.
+    if len(limits) > MAX_COMPARED:
         order = jnp.argsort(limits)
         rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
-        poured = unsorted(jnp.cumsum(rising) + rising * above, order)
+        poured = restore_order(jnp.cumsum(rising) + rising * above, order)
     else:
         poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
     below = poured <= capacity
@@ -134,14 +122,14 @@ def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     return jnp.where(below, limits, jnp.minimum(level, limits))
 
 
-def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
+def _serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
-    if len(key) > COMPARED:
+    if len(key) > MAX_COMPARED:
         order = jnp.lexsort([seen.arrived, key])
         served = seen.limit_kw[order]
-        taken = unsorted(jnp.cumsum(served) - served, order)
+        taken = restore_order(jnp.cumsum(served) - served, order)
         return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
-    # The barrier keeps a key from being computed anew for every pair.
+    # The barrier prevents XLA from recomputing a key for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
     taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)
     return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
@@ -155,7 +143,7 @@ def walk_day(
     capacity_kw: Float[Array, ""],
     physics: Physics,
 ) -> tuple[StationView, Float[Array, "periods entities"]]:
-    """What a scheduler sees in each period of a day, and the kWh that are drawn."""
+    """Simulate a day; return what the scheduler sees in each period, and the kWh drawn."""
 
     def period(state, n):
         seen = see(day, stations, state, n, capacity_kw, physics)
@@ -163,7 +151,7 @@ def walk_day(
         return state, (seen, drawn)
 
     periods = jnp.arange(physics.periods, dtype=jnp.int32)
-    return jax.lax.scan(period, unknown(stations), periods)[1]
+    return jax.lax.scan(period, initial_state(stations), periods)[1]
 
 
 @eqx.filter_jit
@@ -176,15 +164,15 @@ def _walk_rows(
     number: Int[Array, ""],
     physics: Physics,
 ) -> tuple[GarageState, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
-    """A day of garages side by side under one of the schedules: the kWh of each session and period.
+    """Simulate a day of several garages under one of the schedules; return kWh by session and period.
 
-    In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
-    the busiest garage needs: the schedule is not shown the others, to whom it could give nothing.
+    In each stretch of periods only stations with a car are computed, packed into as few rows as the busiest
+    garage needs. The schedule does not see the others, which could draw nothing.
     """
     count, entities, _ = today.arrival.shape
     sizes = (entities,)
     if entities >= _FEW and jax.default_backend() == "cpu":
-        # Few choices, since each is compiled.
+        # Few choices, because each is compiled.
         sizes = (-(-entities // 4), -(-entities // 2), entities)
     # Functions, since a policy with traced parameters has no hash.
     branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
@@ -199,10 +187,10 @@ def _walk_rows(
             one = partial(_stretch, size, chosen, physics, start)
             return lambda: jax.vmap(one)(today, stations, capacity_kw, awaits, *carry)
 
-        nobody = jnp.zeros((count, _STRETCH), jnp.float32)
-        within = [lambda: (*carry, nobody), *map(in_rows, sizes)]
+        nothing = jnp.zeros((count, _STRETCH), jnp.float32)
+        programs = [lambda: (*carry, nothing), *map(in_rows, sizes)]
         most = awaits.sum(-1).max()
-        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), within)
+        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), programs)
         return tuple(carry), drawn
 
     starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
@@ -223,28 +211,28 @@ def _stretch(
     state: GarageState,
     energy: PerSession,
 ) -> tuple[GarageState, PerSession, Float[Array, " periods"]]:
-    """A stretch of one garage in `size` rows, enough for all who have a car; the others' state stays."""
+    """Simulate a stretch of one garage, packed into `size` rows; the state of other stations stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
     packed_day, packed, wiring = day, state, stations
     if size < len(rank):
-        # The station of each row, in their order; past the last one for rows that nobody needs.
+        # The station of each row, in order; an index past the last station for unused rows.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        # What is to come is the same at every station, so that none need be looked up.
+        # `to_come_kwh` is the same at every station, so it needs no gather.
         to_come: Any = day.to_come_kwh
         packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
         packed_day = replace(packed_day, to_come_kwh=to_come[:size])
         wiring = stations.at(jnp.minimum(station, len(rank) - 1))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
-    # What no offer changes is worked out for all periods at once.
-    fresh = jax.vmap(lambda n: visit(packed_day, wiring, n, capacity_kw, physics))(periods)
+    # The part that no offer changes is computed for all periods at once.
+    fresh = jax.vmap(lambda n: see_sessions(packed_day, wiring, n, capacity_kw, physics))(periods)
 
     def period(state, fresh):
-        seen = look(fresh, state, physics)
+        seen = see_state(fresh, state, physics)
         return draw(seen, schedule(seen), physics)
 
     packed, drawn = jax.lax.scan(period, packed, fresh)
-    here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
+    here = jax.vmap(lambda n: match_sessions(packed_day, n))(periods)
     added = jnp.where(here, drawn[..., None], 0.0).sum(0)
     together = drawn.sum(-1)
     if size == len(rank):
@@ -269,14 +257,13 @@ def gather(
     return today, jax.vmap(stations.at)(members)
 
 
-def lanes_of(joins: np.ndarray) -> np.ndarray:
-    """Days as lanes that can be walked side by side, (lanes, days); -1 is no day.
+def make_lanes(joins: np.ndarray) -> np.ndarray:
+    """Arrange days in lanes that are simulated in parallel, (lanes, days); -1 is no day.
 
-    A day that joins the one before follows it in its lane. Others begin anew, wherever they stand: they
-    fill the lanes up to the length of the longest, which all are walked for. Days without a night are kept
-    together, since hours in which nobody is anywhere cost nothing.
+    A day that joins the one before follows it in its lane. Other days fill the lanes up to the length of
+    the longest. Days without a night are kept together, because hours without any car cost nothing.
 
-    >>> lanes_of(np.array([False, False, True, True, False, False, True])).tolist()
+    >>> make_lanes(np.array([False, False, True, True, False, False, True])).tolist()
     [[1, 2, 3], [5, 6, 0], [4, -1, -1]]
     """
     together = np.split(np.arange(len(joins)), np.flatnonzero(~joins)[1:])
@@ -290,11 +277,11 @@ def lanes_of(joins: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def at_midnight(
+def start_day(
     state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
 ) -> GarageState:
-    """What is known as a day begins: what was, where it joins the day before, and nothing elsewhere."""
-    nothing = jax.vmap(unknown)(stations)
+    """Return the state at midnight: kept where a day joins the one before, else that of new arrivals."""
+    nothing = jax.vmap(initial_state)(stations)
     if state is None:
         return nothing
     return jax.tree.map(lambda was, new: jnp.where(joins[:, None], was, new), state, nothing)
@@ -309,10 +296,10 @@ class Delivered(NamedTuple):
     """By all together, when they drew it: (schedules, tasks, days, periods)."""
 
 
-def tasks_of(
+def resolve_tasks(
     days: Days, capacity_kw: np.ndarray | float, members: Array | np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The stations of each task, by default one of all, and each task's feeder."""
+    """Return the stations of each task, by default one task of all, and each task's feeder."""
     if days.garage.predicted_need_kwh is None:
         raise InputError("charging: the days have no forecasts; see add_forecasts")
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
@@ -325,23 +312,32 @@ def simulate(
     capacity_kw: np.ndarray | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> Delivered:
-    """What sessions draw in tasks of stations under each schedule.
+    """Simulate days under each schedule.
 
-    What a car draws on a later day than its first counts on the first. Days have forecasts
-    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
-    by default one task of all; `capacity_kw` is that of all tasks, or of each.
+    Energy that a car draws after its first day counts on the first.
+
+    Parameters
+    ----------
+    days
+        Days with forecasts (`add_forecasts`).
+    schedules
+        Some of `SCHEDULERS`, or any others.
+    capacity_kw
+        The feeder's power, of all tasks or of each.
+    members
+        The stations of each task; by default one task of all.
     """
     garage, physics = days.garage, days.physics
-    tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    tasks, capacity = resolve_tasks(days, capacity_kw, members)
+    lanes, joins = make_lanes(days.joins), np.append(days.joins, False)
     # A row for each lane and task.
     lane, task = np.divmod(np.arange(lanes.shape[0] * len(tasks)), len(tasks))
     on_cpu = jax.default_backend() == "cpu"
     cores = (os.cpu_count() or 1) if on_cpu else 1
     room = max((_ROWS if on_cpu else _ROWS_OF_A_GPU) // tasks.shape[1], 1)
-    size = rows_at_once(-(-len(lane) // cores), room, 2 if on_cpu else 8)
+    size = _batch_size(-(-len(lane) // cores), room, 2 if on_cpu else 8)
     parts = np.array_split(np.arange(len(lane)), range(size, len(lane), size))
-    table = jax.tree.map(jnp.asarray, with_room(garage))
+    table = jax.tree.map(jnp.asarray, pad_days(garage))
     wiring = jax.tree.map(jnp.asarray, days.wiring)
     whole = (len(schedules), len(tasks), len(days))
     sessions = garage.arrival.shape[2]
@@ -350,13 +346,13 @@ def simulate(
 
     def walk(job: tuple[int, np.ndarray], most: int = lanes.shape[1]) -> None:
         number, rows = job
-        # Rows that nobody needs are empty days.
+        # Unused rows are empty days.
         own = np.pad(task[rows], (0, size - len(rows)))
         days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
         state = None
         for today in days_of.T[: min(most, (days_of >= 0).sum(1).max())]:
             here, stations = gather(table, wiring, today, tasks[own].astype(np.int32))
-            state = at_midnight(state, stations, joins[today])
+            state = start_day(state, stations, joins[today])
             feeder = jnp.asarray(capacity[own])
             state, *found = _walk_rows(
                 here, stations, state, feeder, tuple(schedules), jnp.int32(number), physics
@@ -368,19 +364,19 @@ def simulate(
 
     jobs = [(number, part) for number in range(len(schedules)) for part in parts]
     if min(cores, len(jobs)) > 1:
-        # A day alone, since that compiles: several at once would all do so.
+        # The first day compiles; threads would otherwise compile the same program several times.
         walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
         list(threads.map(walk, jobs))
-    return Delivered(on_first_days(energy, garage, tasks), by_period)
+    return Delivered(move_to_first_days(energy, garage, tasks), by_period)
 
 
-def rows_at_once(rows: int, room: int, step: int) -> int:
-    """How many garages are walked side by side: a power of `step`, or what there is room for.
+def _batch_size(rows: int, room: int, step: int) -> int:
+    """Choose the number of garages in a batch: a power of `step`, or as many as there is room for.
 
-    Few sizes, since each is compiled; on a GPU compiling costs more than rows that nobody needs.
+    Few sizes, because each is compiled; on a GPU compiling costs more than unused rows.
 
-    >>> rows_at_once(100, 409, 2), rows_at_once(10_000, 409, 2)
+    >>> _batch_size(100, 409, 2), _batch_size(10_000, 409, 2)
     (128, 256)
     """
     size, most = 1, 2 ** (room.bit_length() - 1)
@@ -389,8 +385,8 @@ def rows_at_once(rows: int, room: int, step: int) -> int:
     return min(size, most)
 
 
-def with_room(garage: Garage) -> Garage:
-    """An empty day behind the last, and sessions in fours, so that sites are alike to a program."""
+def pad_days(garage: Garage) -> Garage:
+    """Append an empty day, and pad sessions to multiples of four, so that sites share programs."""
     shape = garage.arrival.shape
 
     def padded(values: Any) -> np.ndarray:
@@ -401,8 +397,8 @@ def with_room(garage: Garage) -> Garage:
     return jax.tree.map(padded, garage)
 
 
-def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
-    """Energy of sessions that span days, moved to the first; of those that began before, left out."""
+def move_to_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
+    """Move the energy of sessions that span days to the first; drop those that began before."""
     begins, number = np.asarray(garage.begins), np.asarray(garage.number)
     goes_on = np.asarray(garage.there) & ~begins
     if not goes_on.any():
@@ -425,13 +421,12 @@ def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.nd
 def best_energies(
     days: Days, capacity_kw: np.ndarray | float, members: np.ndarray | None = None
 ) -> np.ndarray:
-    """The most kWh that the sessions of each task and day can be served together, (tasks, days).
+    """Compute the largest energy that each task and day can be served in hindsight, (tasks, days).
 
-    What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
-    interval i, over the intervals it fills, with x_{s,i} at most what station and car take in it, the
-    sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
-    arrivals or departures all periods are alike, so that they count as one interval. A session counts on
-    its first day. Solved by HiGHS.
+    HiGHS maximises the kWh x_{s,i} of session s in interval i, over the intervals it fills, with x_{s,i} at
+    most what station and car take, the sum over i at most the session's need, and the sum over s at
+    most the feeder's energy. Periods between two arrivals or departures form one interval. A session
+    counts on its first day.
     """
     garage, wiring = days.garage, days.wiring
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
@@ -440,12 +435,12 @@ def best_energies(
     start = day * days.physics.periods
     first, last = start + garage.arrival[where], start + garage.departure[where]
     rate = garage.car_a[where] * garage.car_share[where] * wiring.kw_per_a[station]
-    # Whole stretches between days that join no other, as many together as are worth a call.
+    # Several runs of joined days per call.
     stretch = np.cumsum(~days.joins) // _TOGETHER
     best, need = np.zeros((len(tasks), len(days))), garage.need_kwh[where]
     for task, chosen in enumerate(tasks):
         here = np.flatnonzero(np.isin(station, chosen))
-        # Days ascend, so that each stretch's sessions stand together.
+        # Days ascend, so the sessions of each stretch are contiguous.
         ends = np.searchsorted(stretch[day[here]], np.arange(1, stretch.max() + 1))
         for own in np.split(here, ends):
             sessions = (first[own], last[own], need[own], rate[own])
@@ -462,7 +457,7 @@ def _solve(
     need_kwh: np.ndarray,
     rate_kw: np.ndarray,
 ) -> np.ndarray:
-    """The kWh of each session, of those with the most together."""
+    """Solve one linear programme; return the kWh of each session."""
     if not len(first):
         return np.zeros(0)
     cuts = np.unique(np.concatenate([first, last]))

@@ -1,7 +1,7 @@
-"""`apportion serve`: a garage's controller that runs, asked by HTTP or connected to the charge points.
+"""`apportion serve`: a running controller with an HTTP interface, a page and an OCPP server.
 
-One loop owns the controller; a decision takes milliseconds. The gate says who decides: the certificate in
-the run's folder, read before each decision, is how far the policy is trusted, and why is logged.
+One event loop owns the controller; a decision takes milliseconds. The certificate in the run's folder is
+read before each decision and sets the trust in the policy; each change is logged with its reason.
 """
 
 import asyncio
@@ -46,30 +46,30 @@ _log = logging.getLogger("apportion.charging")
 
 
 @dataclass
-class CertificateGate:
-    """How far the policy is trusted: as its certificate says, if it is of this site and this baseline.
+class _CertificateGate:
+    """The trust in the policy by its certificate, if that is for this site and this baseline.
 
-    A certificate that is written while the controller runs counts from the next decision on.
+    A certificate that is written while the controller runs applies from the next decision on.
     """
 
     path: Path
     site: Site
     baseline: str
-    told: float
-    """The trust where no certificate counts."""
+    default: float
+    """The trust without a valid certificate."""
     why: str = ""
     trust: float = 0.0
 
     def look(self) -> float:
-        """The trust now; why is said in the log whenever it changes."""
+        """Read the certificate; return the trust, and log each change with its reason."""
         before, level = (self.trust, self.why), logging.INFO
-        self.trust, self.why = self.told, "no certificate; as --trust says"
+        self.trust, self.why = self.default, "no certificate; --trust applies"
         try:
             if os.path.exists(self.path):
                 self.trust, self.why = self._judge()
         except InputError as error:
             level = logging.WARNING
-            self.why = f"the certificate is not used: {error}; as --trust says"
+            self.why = f"the certificate is not used: {error}; --trust applies"
         if (self.trust, self.why) != before:
             _log.log(level, "trust in the policy %.0f %%: %s", 100 * self.trust, self.why)
         return self.trust
@@ -84,16 +84,16 @@ class CertificateGate:
 
 
 class Service:
-    """A controller, its gate, and what is remembered of its decisions."""
+    """A controller, its certificate gate, and a history of its decisions."""
 
-    def __init__(self, controller: Controller, gate: CertificateGate, *, every: float):
+    def __init__(self, controller: Controller, gate: _CertificateGate, *, every: float):
         self.controller, self.gate, self.every = controller, gate, every
         self.points: ChargePoints | None = None
         self.offers: PowerOffers | None = None
         self.decided: Counter[str] = Counter()
         self.warned = 0
         self.last: float | None = None
-        """When it last decided, by the machine's clock."""
+        """Time of the last decision, in seconds since 1970."""
         self._time: Any = None
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
         self._wiring = controller.site.wiring()
@@ -101,7 +101,7 @@ class Service:
         controller.trust = gate.look()
 
     def decide(self, now: dict[str, Any]) -> PowerOffers:
-        """The controller's answer, remembered."""
+        """Decide, and record the decision for the page and the metrics."""
         self.controller.trust = self.gate.look()
         offers = self.controller.allocate(now)
         self.offers, self.last = offers, time.time()
@@ -127,10 +127,10 @@ class Service:
         return offers
 
     def state(self) -> dict[str, Any]:
-        """What is known and told now, as plain values."""
+        """Return the present state of cars, offers and limits as plain values."""
         site, offers = self.controller.site, self.offers
-        told = {} if offers is None else offers.allocation_a
-        stations = [self._station(name, told.get(name, 0)) for name in site.stations]
+        amperes_of = {} if offers is None else offers.allocation_a
+        stations = [self._station(name, amperes_of.get(name, 0)) for name in site.stations]
         amperes = np.array([station["offered_a"] for station in stations], float)
         used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
         most = [round(self.controller.capacity_kw, 3), *self._wiring.limit[1:].tolist()]
@@ -193,18 +193,18 @@ class Service:
         return shown
 
     def late(self) -> bool:
-        """Whether charge points wait for a decision that should have been made."""
+        """Whether the last decision for charge points is overdue."""
         if self.points is None:
             return False
         return self.last is None or time.time() - self.last > _LATE_PERIODS * self.every + 5
 
     def metrics(self) -> str:
-        """What Prometheus reads."""
+        """Format the metrics for Prometheus."""
         state = self.state()
         cars = [station for station in state["stations"] if station["plugged"]]
         waiting = sum(not car["offered_a"] for car in cars)
         by = {_label("by", who): number for who, number in sorted(self.decided.items())}
-        told = {_label("station", s["id"]): s["offered_a"] for s in state["stations"]}
+        offered = {_label("station", s["id"]): s["offered_a"] for s in state["stations"]}
         shown: list[tuple[str, str, Mapping[str, float]]] = [
             ("offered_kilowatts", "Power offered to cars.", {"": state["offered_kw"]}),
             ("capacity_kilowatts", "What the feeder gives.", {"": state["capacity_kw"]}),
@@ -213,12 +213,12 @@ class Service:
             ("trust", "The policy's part in the decision.", {"": state["trust"]}),
             ("last_decision_seconds", "When it was, since 1970.", {"": self.last or 0.0}),
             ("decisions_total", "Decisions, by who made them.", by),
-            ("warnings_total", "Data that were set aside.", {"": self.warned}),
-            ("station_offered_amperes", "Offered to each station.", told),
+            ("warnings_total", "Invalid values that were ignored.", {"": self.warned}),
+            ("station_offered_amperes", "Offered to each station.", offered),
         ]
         if self.points is not None:
             connected = sum(point.connected for point in self.points.points.values())
-            shown.append(("charge_points_connected", "Stations that can be told.", {"": connected}))
+            shown.append(("charge_points_connected", "Connected stations.", {"": connected}))
         lines = []
         for name, words, values in shown:
             kind = "counter" if name.endswith("_total") else "gauge"
@@ -233,7 +233,7 @@ def _label(name: str, text: str) -> str:
 
 
 def application(service: Service) -> Starlette:
-    """What is answered by HTTP."""
+    """Create the HTTP application."""
 
     async def allocate(request: Request) -> Response:
         body = b""
@@ -244,22 +244,22 @@ def application(service: Service) -> Starlette:
         try:
             now = json.loads(body)
         except (ValueError, RecursionError) as error:
-            reason = f"no JSON ({first_line(error)}); see the page on charging"
+            reason = f"not JSON ({first_line(error)}); see the page on charging"
             return JSONResponse({"error": reason}, 400)
         if not isinstance(now, dict):
-            return JSONResponse({"error": "no JSON object; see the page on charging"}, 400)
+            return JSONResponse({"error": "not a JSON object; see the page on charging"}, 400)
         if service.points is None:
             return JSONResponse(service.decide(now).to_json())
-        service.points.say(now)
-        return JSONResponse((await service.points.share_out()).to_json())
+        service.points.add_statements(now)
+        return JSONResponse((await service.points.decide_and_send()).to_json())
 
     async def state(request: Request) -> Response:
         return JSONResponse(service.state(), headers={"Cache-Control": "no-store"})
 
     async def health(request: Request) -> Response:
         late = service.late()
-        told = {"status": "late" if late else "ok", "decisions": service.decided.total()}
-        return JSONResponse(told, 503 if late else 200)
+        found = {"status": "late" if late else "ok", "decisions": service.decided.total()}
+        return JSONResponse(found, 503 if late else 200)
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
@@ -323,16 +323,16 @@ def live_page(service: Service) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Signals are listened to for everything together, not here."""
+    """A server without signal handlers of its own: `_live` handles signals."""
 
     def capture_signals(self) -> Any:
         return nullcontext()
 
 
-async def run_service(
+async def _run_service(
     service: Service, http: socket.socket, ocpp: socket.socket | None, stop: asyncio.Event
 ) -> None:
-    """Answer until told to stop."""
+    """Serve until `stop` is set."""
     config = uvicorn.Config(
         application(service),
         log_config=None,
@@ -357,7 +357,7 @@ async def run_service(
 
 
 def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOptions) -> str:
-    """Run a controller until Ctrl-C or SIGTERM; what to say then."""
+    """Run a controller until Ctrl-C or SIGTERM; return the closing message."""
     if options.every is not None and not 0 < options.every <= 3600:
         raise InputError(
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
@@ -369,7 +369,7 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
         _logged(),
     ):
         decisions = asyncio.run(_live(make(), folder, options, http, ocpp))
-    kept = f"; what is known of the cars is in {options.state}" if options.state else ""
+    kept = f"; the controller's state is in {options.state}" if options.state else ""
     return f"stopped after {decisions} decisions{kept}"
 
 
@@ -380,11 +380,11 @@ async def _live(
     http: socket.socket,
     ocpp: socket.socket | None,
 ) -> int:
-    """Serve until a signal comes; how many decisions were made."""
+    """Serve until a signal comes; return the number of decisions."""
     site = controller.site
     every = options.every or 60.0 * site.period_minutes
     certificate = options.certificate or folder / "certificate.json"
-    gate = CertificateGate(certificate, site, options.baseline, options.trust)
+    gate = _CertificateGate(certificate, site, options.baseline, options.trust)
     service = Service(controller, gate, every=every)
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is not None:
@@ -397,7 +397,7 @@ async def _live(
         loop.call_soon_threadsafe(stop.set)
 
     with listening(leave):
-        await run_service(service, http, ocpp, stop)
+        await _run_service(service, http, ocpp, stop)
     return service.decided.total()
 
 
@@ -418,7 +418,7 @@ def _address(opened: socket.socket) -> str:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """What the controller has to say goes to standard error."""
+    """Log to standard error inside the block."""
     logger, handler = logging.getLogger("apportion"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     before = logger.level

@@ -1,10 +1,9 @@
-"""The table of charging sessions, read from CSV or Parquet; one sentence for each thing wrong with it.
+"""The table of charging sessions, read from CSV or Parquet and checked.
 
 A row is a car's stay at a station: site, station, arrival, departure, stated_departure, requested_kwh,
-delivered_kwh and, where it is known, max_kw, what the car can take; ACN-Data's own layout is understood,
-too. Times are local: ISO 8601 without a zone, or with one where it is said which zone the garage is in.
-Everything behind this file may rely on names that are text, times of one zone, that of the garage, or of
-none where it is not known, departures after arrivals, and energies that are finite and >= 0.
+delivered_kwh and optionally max_kw, the car's maximum power. ACN-Data's own layout is known too. Times are
+local: ISO 8601 without a zone, or with one if the garage's zone is given. The result has text names, times
+in one zone or none, departures after arrivals, and finite energies >= 0.
 """
 
 import ast
@@ -25,12 +24,12 @@ from apportion.domains.tables import load_table
 from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
-MOST_KW, MOST_KWH = 400.0, 1000.0
-"""What no cable gives, and no car takes: whose energies are beyond has them in Wh."""
-EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
-LAYOUT = {
+_MAX_KW, _MAX_KWH = 400.0, 1000.0
+"""More than any cable gives or any car takes: such energies are in Wh."""
+_EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
+_LAYOUT = {
     "site": "siteID",
-    # ACN calls the place where a car stands a space; its names are those of the embedded sessions.
+    # ACN's space is our station.
     "station": "spaceID",
     "arrival": "connectionTime",
     "departure": "disconnectTime",
@@ -38,7 +37,7 @@ LAYOUT = {
     "requested_kwh": "kWhRequested",
     "delivered_kwh": "kWhDelivered",
 }
-"""Columns, and what ACN-Data calls them; what drivers stated it has inside a column userInputs."""
+"""Our columns and ACN-Data's; the latter has statements inside a column userInputs."""
 _OTHERS = ("max_kw", "userinputs", "timezone")
 """Columns that may be there beside them."""
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
@@ -50,7 +49,7 @@ _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
 """No car stays longer, and no few sessions are so far from all others: one of the dates is wrong."""
 _PAUSE = pd.Timedelta(days=14)
-"""A longer one is told."""
+"""Longer pauses are noted."""
 
 
 def count(number: int, thing: str) -> str:
@@ -99,39 +98,17 @@ class CheckedSessions:
         return self.frame
 
 
-def read_sessions(
-    path: str | Path | None = None,
-    *,
-    timezone: str | None = None,
-    usual_zone: str | None = None,
-    columns: Sequence[str] = (),
-) -> pd.DataFrame:
+def read_sessions(path: str | Path | None = None, **options: Any) -> pd.DataFrame:
     """Read and check a file of sessions; without one, the embedded sessions.
 
-    Parameters
-    ----------
-    path
-        CSV or Parquet with the columns of `LAYOUT`; site and what drivers stated may be left out.
-    timezone
-        Where the garage is, such as America/Los_Angeles: all times are then in this zone.
-    usual_zone
-        Where it is if the file itself does not say.
-    columns
-        What the file calls them, where that is neither ours nor ACN-Data's: `arrival=Start` and so on.
-
-    Raises
-    ------
-    InputError
-        Everything that is wrong with the file, a sentence for each.
+    Options are those of `inspect_sessions`.
 
     Examples
     --------
     >>> read_sessions().groupby("site", observed=True).size().to_dict()
     {'caltech': 8533, 'jpl': 14916}
     """
-    if path is None:
-        return _embedded().copy()
-    return inspect_sessions(path, timezone=timezone, usual_zone=usual_zone, columns=columns).frame
+    return _embedded().copy() if path is None else inspect_sessions(path, **options).frame
 
 
 @cache
@@ -146,22 +123,39 @@ def inspect_sessions(
     usual_zone: str | None = None,
     columns: Sequence[str] = (),
 ) -> CheckedSessions:
-    """Read and check a file of sessions as `read_sessions` does, and note what is odd in it."""
+    """Read and check a file of sessions, and note what is odd in it.
+
+    Parameters
+    ----------
+    path
+        CSV or Parquet; site, stated_departure and requested_kwh may be absent.
+    timezone
+        The garage's zone, such as America/Los_Angeles: all times are then in this zone.
+    usual_zone
+        The zone if the file itself names none.
+    columns
+        The file's own column names, such as `arrival=Start`; ours and ACN-Data's are known.
+
+    Raises
+    ------
+    InputError
+        One sentence for each thing that is wrong with the file.
+    """
     source = "embedded sessions" if path is None else str(path)
-    raw = load_table(EMBEDDED if path is None else Path(path), "charging sessions")
-    return inspect_frame(rename(raw, columns, source), source, timezone, usual_zone)
+    raw = load_table(_EMBEDDED if path is None else Path(path), "charging sessions")
+    return _inspect_frame(_rename_columns(raw, columns, source), source, timezone, usual_zone)
 
 
-def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
+def _rename_columns(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
     """A table with the columns called as we do that words such as `arrival=Start` name.
 
     Several may stand in one word, with commas between them.
 
     >>> theirs = pd.DataFrame(columns=["Start", "Ende"])
-    >>> list(rename(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
+    >>> list(_rename_columns(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
     ['arrival', 'departure']
     """
-    known, theirs = [*LAYOUT, "max_kw", "timezone"], {}
+    known, theirs = [*_LAYOUT, "max_kw", "timezone"], {}
     for pair in [pair for word in columns for pair in re.split(r",(?=\s*\w+\s*=)", word)]:
         ours, equals, name = (part.strip() for part in pair.partition("="))
         if not equals or ours not in known:
@@ -231,7 +225,7 @@ class _Found:
         return [f"{self.source}: {what} in {many}, first at {first}{shown}; {then}"]
 
 
-def inspect_frame(
+def _inspect_frame(
     raw: pd.DataFrame, source: str, timezone: str | None = None, usual_zone: str | None = None
 ) -> CheckedSessions:
     """Check a table of sessions, whose columns may be ours or ACN-Data's."""
@@ -241,7 +235,7 @@ def inspect_frame(
         if name not in columns:
             found.refusals.append(
                 f'{source}: column "{name}" is missing; add it, or say what it is called there with '
-                f"--columns {name}=THEIRS (ACN-Data calls it {LAYOUT[name]}): "
+                f"--columns {name}=THEIRS (ACN-Data calls it {_LAYOUT[name]}): "
                 f"the columns found are {', '.join(map(str, raw.columns)) or 'none'}"
             )
     if raw.empty and not found.refusals:
@@ -261,7 +255,7 @@ def inspect_frame(
     times = _local_times(columns, zone, found)
     for name in _TIMES:
         nothing = pd.Series(np.full(len(frame), "NaT", "datetime64[s]"), frame.index)
-        frame[name] = times[name] if name in times else in_zone(nothing, zone)
+        frame[name] = times[name] if name in times else localize_times(nothing, zone)
     for name in ("requested_kwh", "delivered_kwh"):
         frame[name] = _numbers(columns[name], name, found) if name in columns else np.nan
     if "max_kw" in columns:
@@ -292,20 +286,20 @@ def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
         there.setdefault(str(column).strip().lower(), raw.iloc[:, place])
     columns = {
         name: there[known]
-        for name, theirs in LAYOUT.items()
+        for name, theirs in _LAYOUT.items()
         for known in (theirs.lower(), name)
         if known in there
     }
     if "userinputs" in there:
         stated = [_first_input(value) for value in there["userinputs"]]
         for name in ("stated_departure", "requested_kwh"):
-            values = [str(entry.get(LAYOUT[name]) or "") for entry in stated]
+            values = [str(entry.get(_LAYOUT[name]) or "") for entry in stated]
             columns.setdefault(name, pd.Series(values, raw.index, dtype=object))
     return columns | {name: there[name] for name in ("max_kw", "timezone") if name in there}
 
 
 def _refuse_alike(names: Iterable[str], what: str, found: _Found) -> None:
-    """Refuse names that differ by case only: which one is meant nobody can tell."""
+    """Refuse names that differ by case only."""
     spelt: dict[str, str] = {}
     for name in names:
         other = spelt.setdefault(name.casefold(), name)
@@ -351,7 +345,7 @@ def _text(column: Any) -> Any:
 
 
 def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
-    """The zone that was told, or that the file names for all its sessions, as ACN's does."""
+    """Return the given zone, or the one that the file names for all sessions."""
     zones = [] if column is None else [zone for zone in _text(column).unique() if zone]
     zones = zones if timezone is None else [timezone]
     if len(zones) > 1:
@@ -369,10 +363,11 @@ def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
     return None
 
 
-def in_zone(times: Any, zone: str | None, *, later: bool = False) -> Any:
-    """Times of the clock on the wall in their zone; those that it has stay.
+def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
+    """Localise times in a zone unless they have one.
 
-    Of an hour that the clock shows twice the first is meant, or the later; one it leaves out is the next.
+    In an hour that the clock repeats, the first pass is meant, or the second with `later`; a time that
+    the clock skips moves forward.
     """
     if zone is None or times.dt.tz is not None:
         return times
@@ -396,7 +391,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
     elif True in zoned and zone is None:
         name = zoned[True]
         found.refusals.append(
-            f"{found.source}: times carry a zone, and it is not said which one is the garage's; give "
+            f"{found.source}: times carry a zone, and the garage's zone is unknown; give "
             "--timezone, or a column timezone, such as America/Los_Angeles, or write local times: "
             f'pd.to_datetime(frame["{name}"], utc=True).dt.tz_convert(ZONE).dt.tz_localize(None)'
         )
@@ -404,7 +399,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
     if zone is not None and zoned.keys() == {True}:
         return {name: column.dt.tz_convert(zone) for name, column in times.items()}
     return {
-        name: in_zone(column.dt.tz_localize(None), zone, later=name != "arrival")
+        name: localize_times(column.dt.tz_localize(None), zone, later=name != "arrival")
         for name, column in times.items()
     }
 
@@ -460,11 +455,11 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
 
 def _beyond(kwh: Any, hours: Any) -> Any:
     """Energies that no cable gives in these hours, or no car takes."""
-    return (kwh > MOST_KWH) | (kwh > MOST_KW * hours + 1)
+    return (kwh > _MAX_KWH) | (kwh > _MAX_KW * hours + 1)
 
 
 def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
-    """Refuse energies of which most are beyond anything that charges: they are in another unit."""
+    """Refuse a column of energies that are mostly impossible: its unit is another."""
     for name in ("delivered_kwh", "requested_kwh"):
         there = frame.loc[frame[name] > 0]
         hours = (there.departure - there.arrival).dt.total_seconds() / 3600
@@ -479,7 +474,7 @@ def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
 
 def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
     """Name the columns that nothing is done with."""
-    known = [*LAYOUT, *(theirs.lower() for theirs in LAYOUT.values()), *_OTHERS]
+    known = [*_LAYOUT, *(theirs.lower() for theirs in _LAYOUT.values()), *_OTHERS]
     unused = [str(name) for name in raw.columns if str(name).strip().lower() not in known]
     if unused:
         near = suggest(unused[0].strip().lower(), known) if len(unused) == 1 else ""
@@ -499,7 +494,7 @@ def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
     hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
     found.note(
         _beyond(frame.delivered_kwh, hours),
-        f"more was taken than {MOST_KW:g} kW gives",
+        f"more was taken than {_MAX_KW:g} kW gives",
         "the need is cut to what the station can give",
     )
     early = frame.stated_departure < frame.arrival

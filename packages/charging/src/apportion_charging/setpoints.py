@@ -1,16 +1,15 @@
-"""From wishes to set-points: what a station can really be told, the same for policies and schedulers.
+"""From wishes in kW to set-points in whole amperes, the same for policies, schedulers and the controller.
 
 A car charges with at least 6 A on each of its phases or not at all, a charge point takes whole amperes,
-and feeder, phases, branches and cables have limits. Wishes, in kW, are served in their order:
+and feeder, phases, branches and cables have limits. Wishes are served in order:
 
-1. who has been on for less than the minimum time stays on, whatever is wished for it;
-2. then the largest wish first, and of equal ones who is on already; each gets its wish, but at least the
-   least that charges, as far as every limit above it leaves room; who does not fit is passed over;
-3. what is left raises those who are on, in the same order, and then switches on others.
+1. a station that has been on for less than the minimum time stays on;
+2. then the largest wish first, and among equal wishes a station that is on; each gets its wish rounded up,
+   at least its minimum, as far as all limits leave room; a station that does not fit is skipped;
+3. remaining power raises the stations that are on, in the same order, and then switches on others.
 
-So nobody is above any limit, nobody is between 0 and the least, and no power is left that somebody could
-take. A schedule that serves cars one after another stays what it is. The rounding has no gradient: learning
-sees through it (`straight_through`).
+The result exceeds no limit, is never between 0 and a station's minimum, and leaves no power that a station
+could use. The rounding has no gradient; training uses `straight_through`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,26 +21,26 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 _SLACK_A = 1e-3
-"""What single precision may lose of an ampere."""
-_ALIKE_A = 1e-2
-"""Wishes are told apart in such steps: equal ones are not put in order by their rounding errors."""
+"""Tolerance for rounding errors of single precision."""
+_EQUAL_A = 1e-2
+"""Wishes are compared in such steps, so that rounding errors do not order equal ones."""
 _UNROLLED = 16
-"""Stations in a step of the loop on a GPU, where kernels are many; on a processor it compiles too long."""
+"""Loop iterations unrolled on a GPU; on a CPU this would compile too long."""
 
-COMPARED = 512
-"""Stations that are put in order by comparing all with all; more are sorted."""
+MAX_COMPARED = 512
+"""Up to this many stations are ordered by comparing all pairs; more are sorted."""
 
 if TYPE_CHECKING:
     Numbers = Any
 else:
-    # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
+    # NumPy while sessions are read and forecast, JAX in compiled programs; checked when the tests run.
     Numbers = Array | np.ndarray
 PerStation = Float[Numbers, "*stack entities"]
-Amperes = Float[Array, " entities"]
+_Amperes = Float[Array, " entities"]
 
 
 class Stations(eqx.Module):
-    """Cables and the limits above them, as a program reads a site's wiring."""
+    """A site's cables and limits as arrays."""
 
     max_a: PerStation
     min_a: PerStation
@@ -50,7 +49,7 @@ class Stations(eqx.Module):
     kw_per_a: PerStation
     """What an ampere on all its phases is in kW."""
     load: Float[Numbers, "limits entities"]
-    """What an ampere at a station takes of each limit but the feeder's power."""
+    """What an ampere at a station uses of each limit except the feeder's power."""
     limit_a: Float[Numbers, " limits"]
 
     @property
@@ -60,53 +59,49 @@ class Stations(eqx.Module):
 
     def at(self, members: Int[Numbers, " entities"]) -> "Stations":
         """Some of the stations, behind a feeder of their own."""
+        own = (self.max_a, self.min_a, self.phases, self.kw_per_a)
         return Stations(
-            self.max_a[members],
-            self.min_a[members],
-            self.phases[members],
-            self.kw_per_a[members],
-            self.load[:, members],
-            self.limit_a,
+            *(x[members] for x in own), load=self.load[:, members], limit_a=self.limit_a
         )
 
 
 def set_points(
     wishes_kw: Float[Array, " entities"],
-    most_a: Amperes,
+    most_a: _Amperes,
     stations: Stations,
     capacity_kw: Float[Array, ""],
     *,
     on: Bool[Array, " entities"],
     held: Bool[Array, " entities"],
-) -> Amperes:
-    """Whole amperes for each station.
+) -> _Amperes:
+    """Compute whole amperes for each station.
 
     Parameters
     ----------
     wishes_kw
-        What a policy or a scheduler would offer.
+        The power that a policy or a scheduler wants to offer.
     most_a
-        The most each station can take now: its cable's and its car's; 0 where nobody can draw.
+        The largest current that cable and car can take now; 0 if no car can draw.
     stations, capacity_kw
-        The limits, and the feeder's power of the moment.
+        The limits, and the feeder's present power.
     on
-        Who was offered something in the period before.
+        Stations with an offer in the period before.
     held
-        Who must not be switched off yet.
+        Stations that must not be switched off yet.
     """
     unrolled = 1 if jax.default_backend() == "cpu" else _UNROLLED
     wish = wishes_kw / stations.kw_per_a
     most = jnp.floor(most_a + _SLACK_A)
     able = most >= stations.min_a
-    rank = _rank(held & able, jnp.round(wish / _ALIKE_A), on)
+    rank = _rank(held & able, jnp.round(wish / _EQUAL_A), on)
     order = jnp.argsort(rank)
-    # In the order of service, limits side by side: a step then works with one station's numbers alone.
+    # Sort by order of service, so that each step of the scan reads one station's row.
     wish, most, able, held, least = (x[order] for x in (wish, most, able, held, stations.min_a))
     loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]
     limits = jnp.append(capacity_kw, stations.limit_a)
 
-    def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
-        """Raise the willing, one after the other, towards what they want, as far as there is room."""
+    def serve(given: _Amperes, wanted: _Amperes, willing: Bool[Array, " entities"]) -> _Amperes:
+        """Raise willing stations one after the other towards what they want, within all limits."""
 
         def one(used, station):
             has, wanted, willing, least, load = station
@@ -127,18 +122,17 @@ def set_points(
 
 
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
-    """Each station's place in the order of service; of equal ones the first is served first."""
+    """Return each station's position in the order of service; ties go to the first."""
     keys = [-key.astype(wish.dtype) for key in (on, wish, held)]
-    if len(wish) > COMPARED:
-        return unsorted(jnp.arange(len(wish), dtype=jnp.int32), jnp.lexsort(keys))
+    if len(wish) > MAX_COMPARED:
+        return restore_order(jnp.arange(len(wish), dtype=jnp.int32), jnp.lexsort(keys))
     return comes_before(*keys).sum(0)
 
 
 def comes_before(*keys: Array) -> Bool[Array, "entities entities"]:
-    """Whether each comes before each other: by the last key, of equal ones by the one before it, and in
-    the end by their places.
+    """Compare all pairs: by the last key, then by the one before it, and finally by position.
 
-    Comparing all pairs costs less than sorting at the sizes of a garage, and on a GPU far less.
+    At the size of a garage this is faster than sorting, on a GPU by far.
     """
     place = jnp.arange(len(keys[0]), dtype=jnp.int32)
     before = place[:, None] < place[None, :]
@@ -148,11 +142,11 @@ def comes_before(*keys: Array) -> Bool[Array, "entities entities"]:
     return before
 
 
-def unsorted(values: Array, order: Int[Array, " entities"]) -> Array:
-    """Values that stand in an order, each where it was before."""
+def restore_order(values: Array, order: Int[Array, " entities"]) -> Array:
+    """Undo a permutation: return sorted values in their original positions."""
     return values[jnp.argsort(order)]
 
 
-def straight_through(wished: Array, told: Array) -> Array:
-    """What is told, with the gradient of what was wished."""
-    return wished + jax.lax.stop_gradient(told - wished)
+def straight_through(wished: Array, rounded: Array) -> Array:
+    """Return the rounded values with the gradient of the wished ones."""
+    return wished + jax.lax.stop_gradient(rounded - wished)

@@ -36,10 +36,10 @@ import pandas as pd
 from apportion.errors import InputError
 from apportion.runs.settings import read_toml, suggest
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 PHASES = (1, 2, 3)
-LEAST_A = 6.0
+_LEAST_A = 6.0
 """Below this no car charges (IEC 61851)."""
 _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
 """The usual cables, by what they give."""
@@ -60,7 +60,7 @@ class Station:
 
     max_a: float = 32.0
     phases: tuple[int, ...] = PHASES
-    min_a: float = LEAST_A
+    min_a: float = _LEAST_A
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Tariff:
 
 
 @dataclass(frozen=True, eq=False)
-class Wiring:
+class _Wiring:
     """A site's limits as arrays, in the order of its stations; the first is the feeder's power in kW.
 
     A set-point is feasible where `load @ amperes <= limit`, and each station has none, or at least `min_a`
@@ -203,7 +203,7 @@ class Site:
         plain = json.dumps(wired, sort_keys=True, default=list)
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
-    def wiring(self) -> Wiring:
+    def wiring(self) -> _Wiring:
         """The limits of its stations."""
         stations = self.stations.values()
         on_phase = np.array([[p in s.phases for s in stations] for p in PHASES], float)
@@ -220,7 +220,7 @@ class Site:
                     load.append(row)
                     limit.append(limit_a)
                     names.append(f"{what} L{phase}")
-        return Wiring(
+        return _Wiring(
             np.array([s.max_a for s in stations], float),
             np.array([s.min_a for s in stations], float),
             kw_per_a,
@@ -334,7 +334,7 @@ def describe_sites(
     for one in chosen or known:
         by_file = one.endswith(".toml")
         wanted = Path(one).stem if by_file else one
-        name = next(iter(known)) if by_file and len(known) == 1 else of_site(known, wanted)
+        name = next(iter(known)) if by_file and len(known) == 1 else find_site(known, wanted)
         if name is None:
             raise InputError(
                 f'site "{wanted}": no session is from there; the sites are {", ".join(known)}'
@@ -349,18 +349,18 @@ def describe_sites(
     return found
 
 
-def of_site(kept: Mapping[str, T], site: str) -> T | None:
-    """What is kept of a site, whose name is the same whatever its case.
+def find_site(kept: Mapping[str, _T], site: str) -> _T | None:
+    """Look up a site by name, ignoring case.
 
-    >>> of_site({"north": 1}, "North")
+    >>> find_site({"north": 1}, "North")
     1
     """
     same = (value for name, value in kept.items() if name.casefold() == site.casefold())
     return next(same, None)
 
 
-def inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
-    """What was inferred of sites that no file describes, a sentence for each."""
+def describe_inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
+    """Describe the inferred cables of sites without a file, one sentence each."""
     described = [one for one in chosen if one.endswith(".toml")]
     stems = [Path(one).stem.casefold() for one in described]
     return [
@@ -371,13 +371,13 @@ def inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> lis
     ]
 
 
-def zone_of(chosen: Iterable[str], timezone: str | None) -> str | None:
-    """The zone that was told, or that the files of the sites name.
+def find_zone(chosen: Iterable[str], timezone: str | None) -> str | None:
+    """Return the given zone, or the one that the sites' files name.
 
     Raises
     ------
     InputError
-        Where they differ.
+        If they differ.
     """
     zones = {} if timezone is None else {timezone: "--timezone"}
     for one in chosen:
@@ -403,7 +403,7 @@ def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
             f"{', '.join(saved)}"
         )
     name = next(iter(saved)) if chosen is None else chosen
-    text = of_site(saved, name)
+    text = find_site(saved, name)
     if text is None:
         raise InputError(f'there is no site "{name}"{suggest(name, list(saved))}; give a TOML file')
     return Site.of(tomllib.loads(text))
@@ -417,7 +417,7 @@ def _station(name: str, table: Mapping[str, Any]) -> Station:
             f"site: station {name}: phases must be 1 or 3, and phase, of a station of one, 1, 2 or 3"
         )
     wired = PHASES if phases == 3 else (phase,)
-    return Station(table.get("max_a", 32.0), wired, table.get("min_a", LEAST_A))
+    return Station(table.get("max_a", 32.0), wired, table.get("min_a", _LEAST_A))
 
 
 def _branch(name: str, table: Mapping[str, Any]) -> Branch:

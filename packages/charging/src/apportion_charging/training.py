@@ -32,12 +32,12 @@ from apportion_charging.backtest import (
 )
 from apportion_charging.days import Days
 from apportion_charging.forecasts import Predictor, add_forecasts
-from apportion_charging.garage import physics_of
-from apportion_charging.objectives import objective_of
+from apportion_charging.garage import make_physics
+from apportion_charging.objectives import make_objective
 from apportion_charging.problem import CHANNELS, Charging
 from apportion_charging.sessions import fingerprint
 from apportion_charging.settings import OBJECTIVES, ChargingSettings
-from apportion_charging.site import Site, describe_sites, inferred_rates
+from apportion_charging.site import Site, describe_inferred_rates, describe_sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Garages:
         descriptions = descriptions or describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
         )
-        physics = physics_of(
+        physics = make_physics(
             settings.period_minutes, ideal=settings.ideal, objective=settings.objective
         )
         sites = {
@@ -171,7 +171,7 @@ def train_charging(
 ) -> TrainingResult:
     """Train by the direct gradient through whole days."""
     days = garages.training_days()
-    problem = Charging.of(days, settings.capacity, objective_of(settings, days))
+    problem = Charging.of(days, settings.capacity, make_objective(settings, days))
 
     return train_members(
         problem,
@@ -206,15 +206,15 @@ def prepare_charging(
             garages, settings, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
         )
         policy = averaged(done.policy, settings.members)
-        return tested_after_training(lambda: judge_policy(policy, garages, settings))
+        return tested_after_training(lambda: _judge_policy(policy, garages, settings))
 
     said = [*notes, *(days.summary() for days in garages.sites.values())]
     if settings.sessions is not None:
-        said += inferred_rates(garages.descriptions, settings.site)
+        said += describe_inferred_rates(garages.descriptions, settings.site)
     return PreparedJob(data, train, notes=said)
 
 
-def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
+def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
     """What is saved with the policy, for `backtest` and `allocate`."""
     return {
         "job": "charging",
@@ -238,7 +238,7 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
     }
 
 
-def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> JobResult:
+def _judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> JobResult:
     """The policy beside every scheduler, on stations and on days it was not trained on."""
     test_days = garages.test_days()
     tests = {
@@ -272,7 +272,7 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
         tables = {"schedules": pd.concat(each, ignore_index=True)}
         tables |= busiest_day(policy, test_days[name], last)
     results = {name: test.to_json() for name, test in tests.items()}
-    facts = facts_of(garages, settings)
+    facts = _collect_facts(garages, settings)
     return JobResult(policy, results, "\n\n".join(notes), facts, headline, tables)
 
 
