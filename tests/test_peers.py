@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize("required", [False, True])
 @pytest.mark.parametrize("is_peer", [False, True])
 def test_a_required_peer_that_is_not_there_is_a_failure(request, monkeypatch, required, is_peer):
-    place = str(Path(__file__).parent / "conftest.py")
+    place = str(Path(__file__).parents[1] / "conftest.py")
     plugins = request.config.pluginmanager.get_plugins()
     [own] = [plugin for plugin in plugins if getattr(plugin, "__file__", None) == place]
     monkeypatch.setenv("PEERS", "required" if required else "")
