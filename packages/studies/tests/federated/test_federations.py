@@ -29,7 +29,7 @@ def plan():
 
 
 def computed(cells):
-    found = federations.compute_federations(
+    found = federations._compute_federations(
         cells, lambda what, done: None, settings=SMALL, digits=DIGITS
     )
     return {cell.name: rows for cell, rows in found}
@@ -38,8 +38,8 @@ def computed(cells):
 @pytest.fixture
 def small(monkeypatch):
     """A scenario of the study with server's samples that the made-up digits have."""
-    own = federations.Scenario(samples=40, clients=5)
-    monkeypatch.setitem(federations.SCENARIOS, "perceptron, 200 samples", own)
+    own = federations._Scenario(samples=40, clients=5)
+    monkeypatch.setitem(federations._SCENARIOS, "perceptron, 200 samples", own)
 
 
 def cells_of(plan, method, kinds=("sizes", "scaled")):
@@ -64,7 +64,7 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(plan, small):
 
 @pytest.mark.slow
 def test_the_learned_aggregation_has_an_accuracy_for_every_round_of_every_seed(plan, small):
-    found = computed(cells_of(plan, federations.LEARNED)).values()
+    found = computed(cells_of(plan, federations._LEARNED)).values()
     for rows in found:
         assert rows["round"].tolist() == [1, 2, 3]
         assert rows["tested"].between(0, 1).all()

@@ -10,13 +10,13 @@ import pytest
 
 from apportion.domains.portfolio.validation import score_variants
 from apportion_studies.portfolio import recipe
-from apportion_studies.portfolio.recipe import RecipeSize
+from apportion_studies.portfolio.recipe import _RecipeSize
 
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
     settings = replace(tiny, method="mtl", members=2, tracking_error_weight=15.0, steps=6)
-    size = RecipeSize(settings, experiments=1, years=2, held_out=4, shown=2, checkpoints=2)
+    size = _RecipeSize(settings, experiments=1, years=2, held_out=4, shown=2, checkpoints=2)
     return sized(recipe, size, prices=prices)
 
 
@@ -92,14 +92,14 @@ def test_choices_never_look_at_the_year_they_are_made_for(table):
     later = table.copy()
     later.loc[later.year >= 2014, "sharpe_gain"] = rng.standard_normal((later.year >= 2014).sum())
     picks = [
-        recipe.chosen(t).query("year <= 2014")[["year", "k", "eta", "steps"]]
+        recipe._chosen(t).query("year <= 2014")[["year", "k", "eta", "steps"]]
         for t in (table, later)
     ]
     pd.testing.assert_frame_equal(*picks)
-    assert set(recipe.chosen(table).query("year < 2013").k) == {0.0}
+    assert set(recipe._chosen(table).query("year < 2013").k) == {0.0}
     # Rows of the paper's reward take no part in a choice.
-    assert set(recipe.chosen(table).reward) == {"tracking"}
+    assert set(recipe._chosen(table).reward) == {"tracking"}
     [figure] = recipe._conclude(table, {})
     assert len(figure.verdicts) == 18
-    assert len(figure.table) == 2 * len(recipe.strategies(table))
+    assert len(figure.table) == 2 * len(recipe._strategies(table))
     assert len(figure.plot().axes) == 4

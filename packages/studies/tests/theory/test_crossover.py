@@ -11,7 +11,7 @@ from studies.toys import perform
 
 
 def test_pooling_wins_early_and_near_and_loses_late_and_far():
-    near, far = (crossover.measure_sizes(s, 20, 0).groupby("samples").mean() for s in (0.0, 0.4))
+    near, far = (crossover._measure_sizes(s, 20, 0).groupby("samples").mean() for s in (0.0, 0.4))
     assert near.multi[144] < near.single[144] / 4
     assert far.single[9216] < far.multi[9216] / 10
     slope = log_slope(near.error.to_numpy(), np.array(crossover.SIZES))
@@ -21,10 +21,10 @@ def test_pooling_wins_early_and_near_and_loses_late_and_far():
 def test_families_that_lose_nothing_at_all_are_drawn_too():
     """With long samples no family may lose anything: a logarithm of 0 is drawn by nobody."""
     index = pd.MultiIndex.from_product(
-        [crossover.SPREADS, crossover.SIZES, range(4)], names=["spread", "samples", "run"]
+        [crossover._SPREADS, crossover.SIZES, range(4)], names=["spread", "samples", "run"]
     )
     rows = index.to_frame(index=False).assign(predicted=500.0)
-    for name in crossover.MEASURES:
+    for name in crossover._MEASURES:
         rows[name] = (1 + 0.1 * rows["run"]) / rows["samples"]
     rows["multi"] = rows["spread"] / 300
     rows.loc[(rows["samples"] == 9216) & (rows["spread"] == 0.8), "single"] = 0.0
@@ -66,11 +66,11 @@ def test_the_predicted_crossover_is_plain_arithmetic():
     distance = np.mean((backups - backups.mean(1, keepdims=True)) ** 2)
     # A task alone has N / 6 samples of each pair; the pool of 8 takes 7/8 of its noise away.
     expected = 6 * noise * (7 / 8) / distance
-    assert crossover.predicted_crossover(family) == pytest.approx(expected, rel=1e-6)
+    assert crossover._predicted_crossover(family) == pytest.approx(expected, rel=1e-6)
 
 
 def test_distant_tasks_meet_the_floor_that_the_best_policy_of_their_average_has():
-    far = crossover.measure_counts(0.4, 12, seed=1)
+    far = crossover._measure_counts(0.4, 12, seed=1)
     mean = far.groupby("tasks")[["loss", "floor"]].mean()
     assert mean.floor[1] == pytest.approx(0, abs=1e-12)
     assert mean.loss[64] == pytest.approx(mean.floor[64], rel=0.1)
@@ -93,7 +93,7 @@ def test_distant_tasks_meet_the_floor_that_the_best_policy_of_their_average_has(
 
 
 def test_equal_tasks_have_no_floor_and_sixteen_times_the_tasks_lose_far_less():
-    near = crossover.measure_counts(0.0, 12, seed=1)
+    near = crossover._measure_counts(0.0, 12, seed=1)
     mean = near.groupby("tasks")[["loss", "floor", "error"]].mean()
     assert mean.floor.max() == pytest.approx(0, abs=1e-12)
     assert mean.loss[64] < mean.loss[4] / 4
