@@ -261,7 +261,7 @@ def test_a_study_that_goes_on_with_other_code_says_so(tmp_path, monkeypatch):
     with pytest.raises(MemoryError):
         perform(plan, tmp_path / "toy")
     first = about(tmp_path / "toy")
-    monkeypatch.setattr("apportion.studies.engine.ROWS", 2)
+    monkeypatch.setattr("apportion.studies.engine._ROWS_VERSION", 2)
     monkeypatch.setattr("apportion.studies.engine._commit", lambda: "a" * 40)
     perform(plan, tmp_path / "toy")
     then = about(tmp_path / "toy")

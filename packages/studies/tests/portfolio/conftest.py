@@ -31,7 +31,7 @@ def sized() -> Callable[..., Plan]:
 
     def of(module: Any, size: Any, **options: Any) -> Plan:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(module.SCALES, "quick", size)
+            patch.setitem(module._SCALES, "quick", size)
             return getattr(module, module.__name__.rpartition(".")[2])(**options)
 
     return of
