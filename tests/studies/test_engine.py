@@ -211,9 +211,9 @@ def test_the_registry_gives_plans_their_settings_and_finds_figures():
     assert plan.digest != registry.make_plan("bound", seed=12).digest
     assert plan.on_processor
     for name, study in registry.study_names().items():
-        assert registry.find_plan(name) is registry.find_plan(study)
+        assert registry._find_plan(name) is registry._find_plan(study)
     with pytest.raises(InputError, match=r"no study 'boun'; .* did you mean bound\?"):
-        registry.find_plan("boun")
+        registry._find_plan("boun")
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def toys(monkeypatch, tmp_path):
         name: lambda *, scale, seed, name=name: toy(log, scale=scale, seed=seed, name=name)
         for name in ("bound", "fig5")
     }
-    monkeypatch.setattr(registry, "find_plan", plans.__getitem__)
+    monkeypatch.setattr(registry, "_find_plan", plans.__getitem__)
     entries = {name: registry.installed_studies()[name] for name in plans}
     monkeypatch.setattr(registry, "installed_studies", lambda: entries)
     return log
@@ -325,7 +325,7 @@ def test_the_command_line_stops_goes_on_and_draws(toys, tmp_path, capfd, monkeyp
 def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
     tmp_path, monkeypatch, toys
 ):
-    monkeypatch.setattr(registry, "read_data", lambda request: {"digits": None})
+    monkeypatch.setattr(registry, "_read_data", lambda request: {"digits": None})
     with pytest.raises(InputError, match="study bound reads no digits; leave --images out"):
         list(registry.perform("bound", tmp_path / "no", registry.Request()))
     assert not (tmp_path / "no").exists()

@@ -174,7 +174,7 @@ class Program:
     cells: tuple[Cell, ...]
 
 
-def programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
+def _programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
     """These cells of a plan by their programs, in the order of each program's first cell."""
     together: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -270,7 +270,7 @@ def _perform(
             held.enter_context(only_writer(store.folder))
             held.callback(store.record)
         missing = {name: store.missing() for name, store in named.items()}
-        programs = [one for name in named for one in programs_of(named[name].plan, missing[name])]
+        programs = [one for name in named for one in _programs_of(named[name].plan, missing[name])]
         left = {name: len(cells) for name, cells in missing.items()}
 
         def on_event(what: str, done: float) -> None:
