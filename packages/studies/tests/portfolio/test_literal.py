@@ -130,7 +130,7 @@ def test_settings_are_halved_and_doubled_one_at_a_time(plan, given, tiny):
             factor = {f"{name} halved": 0.5, f"{name} doubled": 2.0}.get(variant, 1.0)
             assert float(value) == pytest.approx(factor * getattr(tiny, name))
     plain = given(literal, plan, [c for c in plan.cells if c.program == "pmtl, plain gradient"])
-    assert plain["learner"].direct.transform is literal._PLAIN
+    assert plain["learner"].direct.transform is literal._UNSCALED
 
 
 def test_a_single_task_policy_is_given_one_task(run):
