@@ -141,7 +141,7 @@ def perform(
     ordered = sorted(studies, key=lambda study: studies[study].cost, reverse=True)
     data = _read_data(request)
     stores, run = [], _command_of(name, Path(out), request)
-    for study in ordered if everything else [_find_study(name)]:
+    for study in ordered if everything and ordered else [_find_study(name)]:
         known = inspect.signature(_find_plan(study)).parameters
         for kind in data:
             if kind not in known and not everything:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion_charging.settings import ChargingSettings
 from apportion_studies.charging import charging
 from apportion_studies.charging.charging import _kwh_of, _lead
 
@@ -79,19 +78,3 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
     assert (single[0] != single[1]).any()
     assert seen["steps"] == plan.settings["training"]["steps"]
     assert float(seen["priority"].alpha) == 0.0
-
-
-def test_the_mixed_garage_has_the_same_sessions_at_cables_of_three_kinds():
-    # Those of the test above, whose garages are kept.
-    settings = ChargingSettings(until=charging._TRAINED_UNTIL, **charging._TRAINING["quick"])
-    real, mixed = (charging._garages(kind, settings).sites["jpl"] for kind in ("real", "mixed"))
-    kinds, counts = np.unique(mixed.wiring.max_kw.round(2), return_counts=True)
-    assert kinds.tolist() == pytest.approx([3.68, 11.04, 22.08])
-    assert counts.min() > 8
-    assert real.stations == mixed.stations
-    assert np.array_equal(real.garage.arrival, mixed.garage.arrival)
-    cars = mixed.garage.car_share[mixed.garage.there]
-    assert np.unique(cars) == pytest.approx([1 / 3, 1])
-    ideal = charging._garages("ideal", settings).sites["jpl"]
-    assert not ideal.physics.set_points
-    assert "quiet days" in ideal.left_out

@@ -20,14 +20,12 @@ from apportion_studies.portfolio import literal
 from apportion_studies.portfolio.literal import (
     _ACTED,
     _AFTER,
-    _ARMS,
     _DEPARTURES,
     _LITERAL,
     _OURS,
     _RAW,
     _REMEMBERED,
     _STOPS,
-    _WHY,
     _AsPrinted,
     _LiteralSize,
     _remembered,
@@ -62,21 +60,6 @@ def run(plan, given):
         return given(literal, plan, cells)
 
     return of
-
-
-def test_only_what_changes_a_programs_shape_or_steps_has_its_own(plan):
-    programs = dict.fromkeys(cell.program for cell in plan.cells)
-    changed = [
-        f"{name} {word}"
-        for name in ("window", "batch", "recency")
-        for word in ("halved", "doubled")
-    ]
-    several = [f"pmtl, {name}" for name in (*_ARMS, *changed, "plain gradient")]
-    assert sorted(programs) == sorted([*several, f"stl, {_LITERAL}", f"stl, {_OURS}"])
-    together = {c["variant"] for c in plan.cells if c.program == f"pmtl, {_OURS}"}
-    assert together == {_OURS} | {
-        f"{name} {word}" for name in ("learning_rate", "cost") for word in ("halved", "doubled")
-    }
 
 
 def test_an_arm_has_the_departures_that_it_names_and_no_other(run):
@@ -198,53 +181,3 @@ def test_a_tiny_literal_run_is_tested_on_everything(plan, compute):
     }
     assert np.isfinite(table[["gain", "log_gain", "deviation"]]).all(axis=None)
     assert (table.deviation > 0).all()
-
-
-def grid_of(gains, deviations, tiny):
-    """Four experiments; what each variant gains beyond what its experiment has, and how far it strays."""
-    rows = []
-    known = _variants(tiny)
-    for (variant, method), experiment, tested in product(
-        [*((one, "pmtl") for one in known), (_OURS, "stl"), (_LITERAL, "stl")],
-        range(4),
-        ("own", "held-out", "in-sample"),
-    ):
-        gain = gains.get((variant, method), gains.get(variant, 0.0)) + 0.1 * experiment
-        stray = deviations.get(variant, 0.1) + 0.001 * experiment
-        what = {"variant": variant, "setting": known[variant].setting, "method": method}
-        found = {"gain": gain, "log_gain": gain / 100, "deviation": stray}
-        rows.append(what | {"experiment": experiment, "tested": tested} | found)
-    return pd.DataFrame(rows).assign(year=2019, step=24, epoch=2.0)
-
-
-def test_arms_are_held_against_ours_and_values_against_a_tolerance(tiny):
-    gains = {_OURS: 5.0, _RAW: 1.0, _ACTED: 2.0, _STOPS: 2.5, (_LITERAL, "stl"): 0.0, _LITERAL: 0.5}
-    gains |= {
-        "window halved": 7.0,
-        "window doubled": 6.0,
-        "batch halved": 1.0,
-        "batch doubled": 5.0,
-    }
-    table = grid_of(gains, {_RAW: 0.001, _LITERAL: 0.001}, tiny)
-    departures, omitted = literal._conclude(table, vars(tiny))
-    found = {verdict.claim: verdict for verdict in departures.verdicts}
-    stays = "P-MTL has not left equal shares (mean deviation below 0.02)"
-    assert found[f"{_RAW}: {stays}"].outcome == found[f"{_LITERAL}: {stays}"].outcome == "holds"
-    assert found[f"{_OURS}: {stays}"].outcome == "does-not-hold"
-    for name, base, gap in ((_RAW, _OURS, 4.0), (_STOPS, _ACTED, -0.5), (_LITERAL, _OURS, 4.5)):
-        claim = f"{name}: gains less than {base} on own tasks in 2019"
-        assert found[claim].estimate == pytest.approx(gap)
-        claim = f"{name}: grows less in sample than {base} (log growth a year)"
-        assert found[claim].estimate == pytest.approx(gap / 100)
-    over_single = found[f"{_LITERAL}: P-MTL beats STL at equal epochs on own tasks in 2019"]
-    assert over_single.estimate == pytest.approx(0.5)
-    assert over_single.paper
-    hangs = {v.claim.partition(" ")[0]: v for v in omitted.verdicts}
-    assert hangs["window"].outcome == "holds"
-    assert hangs["batch"].outcome == "does-not-hold"
-    assert hangs["batch"].estimate == pytest.approx(-4.0)
-    table = omitted.table.set_index("changed")
-    assert table["own gain"]["window halved"] == pytest.approx(2.0)
-    assert table["ours"]["window halved"] == str(tiny.window)
-    assert set(table["why"]) == set(_WHY.values())
-    assert [len(one.plot().axes) for one in (departures, omitted)] == [3, 2]

@@ -33,13 +33,6 @@ def test_a_plain_network_is_tested_before_and_in_its_year(plan, compute):
     assert np.isfinite(plain[["in_sample", "out_of_sample"]]).all(axis=None)
 
 
-@pytest.mark.slow
-def test_policies_that_spread_over_seeds_are_tested_in_their_year(plan, compute):
-    figure = mechanisms._conclude_stability(rows_of("stability", plan, compute))
-    assert figure.table.year.tolist() == ["2001", "2002"] * 2
-    assert len(figure.plot().axes) == 2
-
-
 def test_methods_begin_alike_and_differ_by_what_they_learn_from(plan, monkeypatch):
     """Single-task learning from the first of the four tasks, with the same parameters and draws."""
     given = []

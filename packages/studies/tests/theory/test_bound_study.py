@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from apportion_studies.theory import bound
-from studies.toys import perform
 
 COMMITTED = Path(__file__).parents[4] / "docs" / "results" / "bound"
 
@@ -18,15 +17,6 @@ def test_both_theorems_hold_in_every_run_and_the_tighter_one_is_below():
     assert (tasks.measured <= tasks.theorem_1_prime_total + 1e-9).all()
     assert (tasks.theorem_1_prime_total <= tasks.theorem_1_total + 1e-9).all()
     assert tasks.measured.max() > 0
-
-
-@pytest.mark.slow
-def test_no_bound_is_broken_at_paper_size(tmp_path):
-    study = perform(bound.bound(scale="paper"), tmp_path).study
-    assert len(study.figure("bound").table) == 500 * 8
-    exact = [v for figure in study.figures for v in figure.verdicts if v.exact]
-    assert len(exact) == 6
-    assert all(verdict.holds for verdict in exact)
 
 
 def test_one_broken_run_is_enough_to_break_a_theorem_and_a_family_counts_once():

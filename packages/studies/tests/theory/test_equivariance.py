@@ -18,17 +18,6 @@ def test_one_network_is_equivariant_and_the_other_is_not():
         assert np.allclose(policy(x[order]), policy(x)[order], atol=1e-6) == same
 
 
-def test_training_leaves_equal_shares_behind_and_equal_entities_may_change_places():
-    betas = jnp.full(10, 0.5)
-    keys = jax.random.split(jax.random.key(0), 4)
-    own, other = np.asarray(equivariance._regrets("equivariant", betas, 50, 150, keys)).T
-    x = np.random.default_rng(0).uniform(size=(2000, 10))
-    # The best value is a soft maximum: 0.5 log sum exp(2 x).
-    of_equal_shares = (0.5 * np.log(np.exp(2 * x).mean(-1)) - x.mean(-1)).mean()
-    assert (own < of_equal_shares / 2).all()
-    np.testing.assert_allclose(own, other, rtol=1e-4)
-
-
 def made_up(shared, plain):
     rows = [
         (epsilon, size, network, run, regret + 1e-3 * run, regret + 1e-3 * run)
