@@ -3,7 +3,7 @@
 It is an ensemble of 4 seeds trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
 to equal shares (k = 0.5), trading a tenth of the way each day (eta = 0.1). Walk-forward over years, on
 own tasks and on tasks of held-out instruments, beside the same trained on the paper's own reward. A
-single seed is the mean over all seeds, each taken alone. `_chosen` takes k, eta and the checkpoint that
+single seed is the mean over all seeds, each taken alone. `chosen` takes k, eta and the checkpoint that
 earlier test years favour by Sharpe ratio, on own tasks; no year takes part in a choice made for it.
 """
 
