@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env baselines-env mutants fuzz \
-	kills audit licences lint bench bench-env bench-gpu tables docs clean
+	kills audit licences lint wheels bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
 
@@ -114,6 +114,10 @@ lint: install
 	$(BIN)/pyright
 	$(BIN)/pyright --project pyright-strict.json
 	$(BIN)/lint-imports
+
+# Build the three wheels and try them in a fresh environment without the source tree.
+wheels:
+	PYTHON=$(PYTHON) bash .ci/wheels
 
 # Tables of speed, against other libraries where their environments are there (make bench-env). Run it on an
 # idle machine, then `make tables`.

@@ -1,7 +1,7 @@
-"""The licences of everything that apportion needs, with all extras: `python tests/licences.py` lists them.
+"""The licences of what our packages need, with all extras: `python tests/licences.py` lists them.
 
 Read from the metadata of what is installed. A licence that is not among the accepted ones is an error, so
-that nobody takes one in without looking at it.
+that each new one is read first.
 """
 
 import re
@@ -19,11 +19,16 @@ ACCEPTED = (
 that changes to its own files be published."""
 
 
-def needed(name: str = "apportion") -> dict[str, Distribution]:
-    """Every installed package that another needs, extras of apportion included, by its name."""
+OWN = ("apportion", "apportion-charging", "apportion-studies")
+
+
+def needed() -> dict[str, Distribution]:
+    """Return every installed package that our packages need with all their extras, by name."""
     found: dict[str, Distribution] = {}
-    extras = distribution(name).metadata.get_all("Provides-Extra") or []
-    waiting = [(name, frozenset(extras))]
+    waiting = [
+        (name, frozenset(distribution(name).metadata.get_all("Provides-Extra") or []))
+        for name in OWN
+    ]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         name, extras = waiting.pop()

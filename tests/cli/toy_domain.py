@@ -1,20 +1,20 @@
-"""A domain from outside the package, in one file: all that the command line and the page ask of it."""
+"""The example plug-in with all that a domain can have: learners, files, gains, sections, a demo."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+from irrigation.domain import IrrigationDomain, IrrigationSettings
 
 from apportion.certify.certificate import Gains
-from apportion.domains.domain import Domain
-from apportion.domains.settings import TrainingSettings
+from apportion.domains.domain import TableResult
 from apportion.errors import InputError
 
 
 @dataclass(frozen=True)
-class ToySettings(TrainingSettings):
+class ToySettings(IrrigationSettings):
     """Share a toy out among those who want it."""
 
     steps: int = 6
@@ -57,106 +57,48 @@ class GainOptions:
     """Weeks of play."""
 
 
-@dataclass(frozen=True)
-class Played:
-    """Shares by friend."""
-
-    shares: dict[str, float]
-
-    def summary(self) -> str:
-        return f"{len(self.shares)} friends played"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"shares": self.shares}
-
-    def to_frame(self) -> pd.DataFrame:
-        return pd.DataFrame({"friend": list(self.shares), "share": list(self.shares.values())})
-
-    def plot(self) -> Any:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(2, 2))
-        figure.subplots().bar(list(self.shares), list(self.shares.values()))
-        return figure
-
-
-def read_toys(path: Path | None) -> str:
+def read_toys(path: Path | None) -> None:
     if path is not None and not path.is_file():
         raise InputError(f"{path}: no such file; give a CSV file of toys")
-    return "embedded" if path is None else path.read_text()
 
 
-class ToyDomain(Domain):
+class ToyDomain(IrrigationDomain):
     name = "toy"
     settings = ToySettings
     variants: ClassVar = {"direct": ToySettings, "careful": CarefulSettings}
-    backtest_options = PlayOptions
-    allocate_options = PlayOptions
+    backtest_options = allocate_options = check_options = PlayOptions
     certify_options = GainOptions
-    check_options = PlayOptions
     examples = ("train toy --out runs/toy --steps 4", "backtest runs/toy --friends Ann Bob")
     glossary: ClassVar = {"friend": "Somebody to share with."}
 
     def prepare(self, settings):
-        data = {"source": read_toys(settings.toys)}
-        import jax
+        read_toys(settings.toys)
+        return super().prepare(settings)
 
-        from apportion.domains.probes import ShownBest
-        from apportion.domains.training import averaged, train_members
-        from apportion.learners.direct import Direct
-        from apportion.memory import Replay
-        from apportion.policy import Recurrent
-        from apportion.runs.runner import JobResult, PreparedJob
-        from apportion.tasks import draw_tasks
-        from apportion.training import Chunks
-
-        def train(on_chunk, resume):
-            done = train_members(
-                ShownBest(universe=4),
-                draw_tasks(4, 3, settings.tasks),
-                lambda key: Recurrent(1, 4, key=key),
-                Direct(8, 0.01),
-                settings,
-                replay=Replay(warm_up=8),
-                chunks=Chunks(settings.chunk, on_chunk=on_chunk),
-                state=resume,
-            )
-            policy = averaged(done.policy, settings.members)
-            size = sum(map(np.size, jax.tree.leaves(policy)))
-            table = pd.DataFrame({"friend": ["Ann", "Bob"], "smiles": [3, 4]})
-            results = {"size": size, "learner": settings.learner}
-            return JobResult(policy, results, "shared", {"job": "toy"}, {}, {"smiles": table})
-
-        return PreparedJob(data, train)
-
-    def _play(self, run, options) -> Played:
-        read_toys(options.toys)
-        assert run.policy is not None
-        return Played(dict.fromkeys(options.friends or ("Ann", "Bob"), 0.5))
-
-    def backtest(self, run, options, progress) -> Played:
-        played = self._play(run, options)
+    def backtest(self, run, options, progress):
+        played = self.allocate(run, options)
         progress.stage("backtest: toys", 0.5)
         return played
 
-    def allocate(self, run, options) -> Played:
-        return self._play(run, options)
+    def allocate(self, run, options):
+        read_toys(options.toys)
+        assert run.policy is not None
+        friends = options.friends or ("Ann", "Bob")
+        return TableResult(pd.DataFrame({name: [0.5] for name in friends}), "share")
 
-    def gains(self, source, against, options) -> Gains:
+    def gains(self, source, against, options):
         if against != "chance":
             raise InputError(f"there is no baseline {against!r}; choose chance")
         return Gains(np.full(options.weeks, 0.5), -1.0, 1.0, baseline=against, period="week")
 
-    def check(self, options) -> Played:
+    def check(self, options):
         read_toys(options.toys)
-        return Played({"Ann": 1.0})
+        return TableResult(pd.DataFrame({"toys": [1.0]}))
 
     def sections(self, folder):
         from apportion.report.page import Section, Table
-        from apportion.report.plots import read_table
 
-        smiles = read_table(folder, "smiles")
-        return [] if smiles is None else [Section("Smiles", [Table("Who smiled", smiles)])]
+        return [Section("Smiles", [Table("Who smiled", pd.DataFrame({"friend": ["Ann"]}))])]
 
     def demo(self):
         return ToySettings()

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import textwrap
 from dataclasses import replace
 
 import pandas as pd
@@ -90,25 +89,6 @@ def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path)
     assert (told["run"], told["source"]) == ("apportion study toy", toy().source)
     # Forty digits in a checkout, nothing elsewhere.
     assert told["commit"] is None or len(told["commit"].split()[0]) == 40
-
-
-def test_a_study_that_died_goes_on_from_its_saved_cells(whole, tmp_path):
-    log = tmp_path / "log"
-    plan = toy(log, trouble={"cell-1": ("full", 1)})
-    with pytest.raises(MemoryError):
-        perform(plan, tmp_path / "cut")
-    assert computed(log) == ["cell-0", "cell-2", "cell-4", "cell-1"]
-    perform(plan, tmp_path / "cut")
-    assert computed(log)[4:] == ["cell-1", "cell-3", "cell-5"]
-    assert same_files(whole, tmp_path / "cut")
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"scale": "paper"}, {"cells": 5}])
-def test_a_folder_with_cells_of_other_settings_is_refused(whole, change):
-    before = {file: file.stat().st_mtime_ns for file in whole.rglob("*") if file.is_file()}
-    with pytest.raises(InputError, match="holds cells of a study with other settings or data"):
-        perform(toy(**change), whole)
-    assert before == {file: file.stat().st_mtime_ns for file in before}
 
 
 def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
@@ -221,9 +201,9 @@ def test_the_registry_gives_plans_their_settings_and_finds_figures():
     assert plan.digest != registry.make_plan("bound", seed=12).digest
     assert plan.on_processor
     for name, study in registry.study_names().items():
-        assert registry.find_plan(name) is registry.find_plan(study)
+        assert registry._find_plan(name) is registry._find_plan(study)
     with pytest.raises(InputError, match=r"no study 'boun'; .* did you mean bound\?"):
-        registry.find_plan("boun")
+        registry._find_plan("boun")
 
 
 @pytest.fixture
@@ -234,7 +214,7 @@ def toys(monkeypatch, tmp_path):
         name: lambda *, scale, seed, name=name: toy(log, scale=scale, seed=seed, name=name)
         for name in ("bound", "fig5")
     }
-    monkeypatch.setattr(registry, "find_plan", plans.__getitem__)
+    monkeypatch.setattr(registry, "_find_plan", plans.__getitem__)
     entries = {name: registry.installed_studies()[name] for name in plans}
     monkeypatch.setattr(registry, "installed_studies", lambda: entries)
     return log
@@ -271,7 +251,7 @@ def test_a_study_that_goes_on_with_other_code_says_so(tmp_path, monkeypatch):
     with pytest.raises(MemoryError):
         perform(plan, tmp_path / "toy")
     first = about(tmp_path / "toy")
-    monkeypatch.setattr("apportion.studies.engine.ROWS", 2)
+    monkeypatch.setattr("apportion.studies.engine._ROWS_VERSION", 2)
     monkeypatch.setattr("apportion.studies.engine._commit", lambda: "a" * 40)
     perform(plan, tmp_path / "toy")
     then = about(tmp_path / "toy")
@@ -279,35 +259,51 @@ def test_a_study_that_goes_on_with_other_code_says_so(tmp_path, monkeypatch):
     assert then["commit"] == "; ".join(filter(None, [first["commit"], "a" * 40]))
 
 
-def test_the_source_of_a_study_is_its_code_and_that_beside_it(tmp_path, monkeypatch):
-    folder = tmp_path / "room"
-    folder.mkdir()
-    study = """
-        "What it is."
-        from room.shared import compute
-        def conclude(rows, settings):
-            # Why.
-            return []
-    """
-    files = {"shared": "def compute(cells, progress): yield 1\n", "other": "x = 1\n"}
-    for name, text in (files | {"study": textwrap.dedent(study)}).items():
-        (folder / f"{name}.py").write_text(text)
+STUDY = """
+"What it is."
+import math
+from {room}.shared import compute
+def conclude(rows, settings):
+    # Why.
+    return []
+"""
+
+
+@pytest.fixture
+def source_of(tmp_path, monkeypatch):
+    """The digest of a small study in a package of this name, after some replacements in its modules."""
     monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("room.study")
-    plan = Plan("toy", (), module.compute, module.conclude, {})
 
-    def changed(name, old, new):
-        text = (folder / f"{name}.py").read_text()
-        assert old in text
-        (folder / f"{name}.py").write_text(text.replace(old, new))
-        found = plan.source
-        (folder / f"{name}.py").write_text(text)
-        return found
+    def digest(room, **changes):
+        files = {"shared": "def compute(cells, progress): yield 1\n", "other": "x = 1\n"}
+        (tmp_path / room).mkdir()
+        for name, text in (files | {"study": STUDY.format(room=room)}).items():
+            old, new = changes.get(name, ("", ""))
+            assert old in text
+            (tmp_path / room / f"{name}.py").write_text(text.replace(old, new))
+        module = importlib.import_module(f"{room}.study")
+        return Plan("toy", (), module.compute, module.conclude, {}).source
 
-    for change in (("study", "What it is", "Other"), ("study", "Why", "How"), ("other", "1", "2")):
-        assert changed(*change) == plan.source
-    for change in (("study", "[]", "[1]"), ("shared", "1", "2")):
-        assert changed(*change) != plan.source
+    return digest
+
+
+def test_the_source_of_a_study_is_its_code_and_that_beside_it_wherever_it_is(source_of):
+    first = source_of("first")
+    assert source_of("moved") == first
+    assert source_of("described", study=("What it is", "Other")) == first
+    assert source_of("commented", study=("Why", "How")) == first
+    assert source_of("imported", study=("import math", "import json")) == first
+    assert source_of("beside", other=("1", "2")) == first
+    assert source_of("concluded", study=("[]", "[1]")) != first
+    assert source_of("computed", shared=("1", "2")) != first
+
+
+def test_without_studies_the_package_to_install_is_named(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(registry, "installed_studies", dict)
+    for name in ("fig1", "all"):
+        code, out, err = run_cli(["study", name, "--out", tmp_path / "none"], capfd)
+        assert (code, out) == (2, "")
+        assert "pip install apportion-studies" in err
 
 
 def test_the_command_line_stops_goes_on_and_draws(toys, tmp_path, capfd, monkeypatch):
@@ -335,7 +331,7 @@ def test_the_command_line_stops_goes_on_and_draws(toys, tmp_path, capfd, monkeyp
 def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
     tmp_path, monkeypatch, toys
 ):
-    monkeypatch.setattr(registry, "read_data", lambda request: {"digits": None})
+    monkeypatch.setattr(registry, "_read_data", lambda request: {"digits": None})
     with pytest.raises(InputError, match="study bound reads no digits; leave --images out"):
         list(registry.perform("bound", tmp_path / "no", registry.Request()))
     assert not (tmp_path / "no").exists()

@@ -16,7 +16,7 @@ import pytest
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped
 from apportion.studies import executors
-from apportion.studies.engine import Plan, programs_of
+from apportion.studies.engine import Plan, _programs_of
 from apportion.studies.executors import Processes, Serial
 from apportion.studies.registry import make_plan
 from studies.toys import computed, perform, same_files, toy
@@ -87,7 +87,7 @@ def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, e
 
 def test_no_more_programs_of_a_study_are_computed_at_once_than_fit_together(tmp_path, threads):
     plan = replace(toy(), at_once=1)
-    waiting = [(program, 1) for program in programs_of(plan, plan.cells)]
+    waiting = [(program, 1) for program in _programs_of(plan, plan.cells)]
     assert executors._take(waiting, 1, beside=True) is None
     assert executors._take(waiting, 0, beside=True) is not None
     assert len(waiting) == 1
@@ -107,7 +107,7 @@ def begun(threads):
 def test_who_computed_what_takes_much_memory_makes_place_before_it_computes_another_study(begun):
     much = replace(toy(), study="much", at_once=1)
     plans = [much, toy()]
-    programs = [one for plan in plans for one in programs_of(plan, plan.cells)]
+    programs = [one for plan in plans for one in _programs_of(plan, plan.cells)]
     results = list(Processes(1).execute(programs, lambda what, done: None))
     assert [one.study for one in results] == ["much"] * 6 + ["toy"] * 6
     assert [worker.programs for worker in begun] == [2, 2]
@@ -130,7 +130,7 @@ def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
 def test_no_worker_waits_while_the_first_process_saves_or_concludes(tmp_path, threads):
     log = tmp_path / "log"
     plan = toy(log)
-    results = Processes(1).execute(programs_of(plan, plan.cells), lambda what, done: None)
+    results = Processes(1).execute(_programs_of(plan, plan.cells), lambda what, done: None)
     next(results)
     deadline = time.monotonic() + 60
     while len(computed(log)) < 6:
@@ -144,7 +144,7 @@ def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
         return Plan(name, toy().cells[:1], toy().compute, toy().conclude, {}, on_processor)
 
     plans = [plan("long", False), plan("short", False), plan("beside", True)]
-    waiting = [(one, 1) for plan in plans for one in programs_of(plan, plan.cells)]
+    waiting = [(one, 1) for plan in plans for one in _programs_of(plan, plan.cells)]
     taken = [
         executors._take(waiting, 0, beside=beside)[0].plan.study for beside in (True, False, True)
     ]

@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from apportion.errors import InputError
-from apportion.studies.engine import programs_of
+from apportion.studies.engine import _programs_of
 from apportion.studies.executors import Ray
 from studies.toys import computed, perform, same_files, toy
 
@@ -77,7 +77,7 @@ def test_a_cells_error_is_raised_here_and_a_stop_is_heard_while_the_workers_are_
         log.unlink()
         plan = toy(log, trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
         with pytest.raises(InputError, match="stopped"):
-            list(Ray().execute(programs_of(plan, plan.cells), stop))
+            list(Ray().execute(_programs_of(plan, plan.cells), stop))
         # A connection of the caller's is left as it is.
         assert ray.is_initialized()
 

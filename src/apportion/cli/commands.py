@@ -452,7 +452,8 @@ def make_study(arguments: Sequence[str]) -> Command:
         study_names,
     )
 
-    names = (*study_names(), "all")
+    # If no package with studies is installed, `perform` reports it.
+    names = (*study_names(), "all") if study_names() else None
 
     def command(
         name: Annotated[str, Parameter(name="NAME", choices=names, show_choices=False)],

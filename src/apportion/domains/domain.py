@@ -5,8 +5,9 @@ names its settings and options and implements the commands. Importing it starts 
 what it needs when it is called, validates the user's files first, and computes after that.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -48,6 +49,37 @@ class PlottedResult(Result, Protocol):
     def plot(self) -> "Figure":
         """The result as a picture."""
         ...
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """A result that is a table of numbers: its means as text and JSON, its rows as bars."""
+
+    table: "pd.DataFrame"
+    """A row for each unit, such as a task; a column for each quantity that is compared."""
+    label: str = ""
+    """What the numbers measure."""
+
+    def summary(self) -> str:
+        """Means of the columns as text."""
+        means = (f"{name} {value:.4g}" for name, value in self.to_json().items())
+        return f"{self.label or 'mean'}: {', '.join(means)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Means of the columns."""
+        return {str(name): float(value) for name, value in self.table.mean().items()}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The table."""
+        return self.table
+
+    def plot(self) -> "Figure":
+        """Draw a group of bars for each row."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        self.table.plot.bar(ax=figure.subplots(), ylabel=self.label)
+        return figure
 
 
 class Domain(ABC):
@@ -96,13 +128,30 @@ class Domain(ABC):
         values = run.settings
         return from_mapping(values, self.settings_for(values), str(run.folder / "settings.toml"))
 
-    @abstractmethod
     def prepare(self, settings: Any) -> "PreparedJob":
-        """Read and check the data, and hand back how to train; wrong data is refused before JAX starts."""
+        """Read and check the data, and return how to train; refuse wrong data before JAX starts.
+
+        By default a policy is trained on random tasks of `problem()`; the settings are then
+        `ProblemSettings`.
+        """
+        from apportion.domains.training import prepare_problem
+
+        problem = self.problem()
+        assert problem is not None, f"{type(self).__name__} defines neither prepare nor problem"
+        return prepare_problem(problem, settings)
 
     def backtest(self, run: "Run", options: Any, progress: "Progress") -> PlottedResult:
-        """A finished run's policy on data of the past, beside what people use without it."""
-        raise InputError(f"{run.folder}: a run of {self.name}, of which there is no backtest")
+        """Test the policy of a finished run beside the usual rule.
+
+        By default new tasks of `problem()`, if there is one, are tested beside equal shares; the options
+        are then `ProblemOptions`.
+        """
+        from apportion.domains.training import compare_with_equal
+
+        problem = self.problem()
+        if problem is None:
+            raise InputError(f"{run.folder}: a run of {self.name}, which has no backtest")
+        return compare_with_equal(problem, run.policy, self.load_settings(run), seed=options.seed)
 
     def allocate(self, run: "Run", options: Any) -> Result:
         """The next period's allocation of a finished run's policy."""

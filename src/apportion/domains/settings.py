@@ -112,6 +112,34 @@ def check_seed(seed: int) -> None:
         raise InputError(f"seed is {seed}; it must be a whole number from 0 to {2**32 - 1}")
 
 
+@dataclass(frozen=True)
+class ProblemSettings(TrainingSettings):
+    """Settings of a domain that is trained on random tasks of its problem, `Domain.problem`."""
+
+    task_size: int = 4
+    """Entities in a task, m."""
+    batch: int = 16
+    """Consecutive periods in a batch, B."""
+    hidden: int = 16
+    """Units of the recurrent network."""
+    learning_rate: float = 3e-3
+    """Step size of Adam."""
+    chunk: int = 100
+    """Steps between two saves."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "task_size", "batch", "hidden", "chunk")
+
+
+@dataclass(frozen=True)
+class ProblemOptions:
+    """Which tasks to test."""
+
+    seed: int = 1000
+    """Draws the tasks and their episodes."""
+
+
 def check_choices(settings: Any) -> None:
     """Refuse a value that is not among its field's choices, which Python itself lets pass."""
     for name, hint in get_type_hints(type(settings)).items():

@@ -1,21 +1,27 @@
 """From a problem and settings to trained policies: the members of an ensemble in one `vmap`."""
 
+import hashlib
 from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pandas as pd
 from jaxtyping import PRNGKeyArray
 
 from apportion.algorithm import RunState
-from apportion.composition import Ensemble
-from apportion.domains.settings import TrainingSettings
+from apportion.composition import Ensemble, EqualShares
+from apportion.domains.domain import TableResult
+from apportion.domains.settings import ProblemSettings, TrainingSettings
+from apportion.learners.direct import Direct
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
-from apportion.policy import Policy
-from apportion.problem import Problem
-from apportion.tasks import Task
-from apportion.training import Chunks, Resume, TrainingResult, train
+from apportion.policy import Policy, Recurrent
+from apportion.problem import Problem, check_problem, evaluate
+from apportion.runs.runner import JobResult, PreparedJob
+from apportion.tasks import Task, count_tasks, draw_tasks
+from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train
 from apportion.trees import take
 
 
@@ -53,3 +59,63 @@ def train_members(
 def averaged(members: Policy, count: int) -> Policy:
     """Stacked policies as one: a single one as it is, several averaged."""
     return take(members, 0) if count == 1 else Ensemble(members)
+
+
+def prepare_problem(problem: Problem, settings: ProblemSettings) -> PreparedJob:
+    """Prepare to train on random tasks of a problem and to compare with equal shares."""
+    check_problem(problem, _draw_tasks(problem, settings, settings.seed))
+    content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(problem))
+    digest = hashlib.sha256(content).hexdigest()[:16]
+
+    def train(on_chunk: OnChunk, resume: Resume) -> JobResult:
+        policy = train_problem(problem, settings, on_chunk=on_chunk, resume=resume)
+        found = compare_with_equal(problem, policy, settings, seed=settings.seed)
+        return JobResult(
+            policy, found.to_json(), found.summary(), {"problem": type(problem).__name__}
+        )
+
+    return PreparedJob({"source": type(problem).__name__, "fingerprint": digest}, train)
+
+
+def train_problem(
+    problem: Problem,
+    settings: ProblemSettings,
+    *,
+    on_chunk: OnChunk | None = None,
+    resume: Resume | None = None,
+) -> Policy:
+    """Train a `Recurrent` policy by direct gradient on random tasks of a problem."""
+    tasks = _draw_tasks(problem, settings, settings.seed)
+    first = jax.eval_shape(lambda key: problem.reset(tasks[0], key=key), jax.random.key(0))
+    channels = jax.eval_shape(lambda state: problem.observe(tasks[0], state), first).history.shape[
+        -1
+    ]
+    trained = train_members(
+        problem,
+        tasks,
+        lambda key: Recurrent(channels, settings.hidden, key=key),
+        Direct(settings.batch, settings.learning_rate),
+        settings,
+        replay=Replay(warm_up=problem.horizon, act_periods=1),
+        chunks=Chunks(settings.chunk, on_chunk=on_chunk),
+        state=resume,
+    )
+    return averaged(trained.policy, settings.members)
+
+
+def compare_with_equal(
+    problem: Problem, policy: Policy, settings: ProblemSettings, *, seed: int
+) -> TableResult:
+    """Compare a policy with equal shares: mean reward a period on each of the seed's tasks."""
+    tasks = _draw_tasks(problem, settings, seed)
+    choices = {"policy": policy, "equal shares": EqualShares()}
+    found = {
+        name: np.asarray(evaluate(problem, choice, tasks, key=seed).mean_reward[:, 0])
+        for name, choice in choices.items()
+    }
+    return TableResult(pd.DataFrame(found), "mean reward a period")
+
+
+def _draw_tasks(problem: Problem, settings: ProblemSettings, seed: int) -> Task:
+    count = min(settings.tasks, count_tasks(problem.universe, settings.task_size))
+    return draw_tasks(problem.universe, settings.task_size, count, seed=seed)

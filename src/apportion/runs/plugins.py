@@ -59,5 +59,11 @@ def policy_packages() -> frozenset[str]:
     return frozenset({"apportion", *(point.module.partition(".")[0] for point in points)})
 
 
+def plugin_versions() -> dict[str, str]:
+    """Return the versions of the packages that register domains or studies."""
+    points = [*find_plugins(DOMAINS).values(), *find_plugins(STUDIES).values()]
+    return {point.dist.name: point.dist.version for point in points if point.dist is not None}
+
+
 def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.module

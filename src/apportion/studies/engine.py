@@ -43,11 +43,12 @@ from apportion.runs.files import (
     write_checked,
     write_json,
 )
+from apportion.runs.plugins import plugin_versions
 from apportion.runs.runner import Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
 
-ROWS = 1
-"""Goes up where the engine changes what a cell's rows are: results computed before are then stale."""
+_ROWS_VERSION = 1
+"""Increases when the engine changes the rows of a cell; results computed before are then stale."""
 
 OnProgress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far; it may raise to stop."""
@@ -132,33 +133,37 @@ class Plan:
 
     @property
     def source(self) -> str:
-        """What says whether the study's own code is still that of a result: a digest of the modules that
-        compute and conclude it, and of those beside them that they import, less comments and docstrings.
+        """Digest of the study's own code.
+
+        It covers the modules of `compute` and `conclude` and the modules beside them that they import.
+        Comments, docstrings, imports and the package that holds the modules do not change it.
         """
         functions = [f.func if isinstance(f, partial) else f for f in (self.compute, self.conclude)]
         waiting, code = [function.__module__ for function in functions], dict[str, str]()
         while waiting:
-            name = waiting.pop()
-            if name in code:
+            module = waiting.pop()
+            if module in code:
                 continue
-            code[name] = _code(Path(str(sys.modules[name].__file__)).read_text(encoding="utf-8"))
-            folder = name.rpartition(".")[0]
-            beside = re.findall(rf"^from {re.escape(folder)}\.(\w+) import", code[name], re.M)
-            waiting += [f"{folder}.{module}" for module in beside]
-        content = json.dumps([ROWS, code], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+            text = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
+            code[module] = _code(text)
+            package = module.rpartition(".")[0]
+            beside = re.findall(rf"^from {re.escape(package)}\.(\w+) import", text, re.M)
+            waiting += [f"{package}.{name}" for name in beside]
+        named = sorted((module.rpartition(".")[2], text) for module, text in code.items())
+        return hashlib.sha256(json.dumps([_ROWS_VERSION, named]).encode()).hexdigest()[:16]
 
 
 def _code(text: str) -> str:
-    """The lines of a module that do something: no blank ones, comments or docstrings."""
-    words = {
+    """Return the lines of a module without blank lines, comments, docstrings and imports."""
+    left_out = {
         line
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     lines = enumerate(text.splitlines(), start=1)
-    kept = (line for number, line in lines if number not in words)
+    kept = (line for number, line in lines if number not in left_out)
     return "\n".join(line for line in kept if line.strip() and not line.lstrip().startswith("#"))
 
 
@@ -170,7 +175,7 @@ class Program:
     cells: tuple[Cell, ...]
 
 
-def programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
+def _programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
     """These cells of a plan by their programs, in the order of each program's first cell."""
     together: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -266,7 +271,7 @@ def _perform(
             held.enter_context(only_writer(store.folder))
             held.callback(store.record)
         missing = {name: store.missing() for name, store in named.items()}
-        programs = [one for name in named for one in programs_of(named[name].plan, missing[name])]
+        programs = [one for name in named for one in _programs_of(named[name].plan, missing[name])]
         left = {name: len(cells) for name, cells in missing.items()}
 
         def on_event(what: str, done: float) -> None:
@@ -444,7 +449,7 @@ class CellStore:
         how = {name: "; ".join(filter(None, self._computed.get(name, ()))) or None for name in _HOW}
         return {
             **how,
-            "versions": versions(),
+            "versions": versions() | plugin_versions(),
             "seed": settings.get("seed"),
             "data": settings.get("data"),
             "seconds": round(self._seconds, 1),
@@ -468,15 +473,15 @@ def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
 
 @cache
 def _commit() -> str | None:
-    """The commit of the package's source, marked where files were changed; None outside a checkout."""
-    # A package installed inside somebody's repository is no part of that repository.
-    root = Path(apportion.__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    words = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
-    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+    """Return the commit of the library's source, marked if files are changed; None outside a checkout."""
+    file = Path(apportion.__file__)
+    git = ["git", "--no-optional-locks", "-C", str(file.parent)]
+    # A library installed inside another repository is not tracked by it.
+    tracked = [*git, "ls-files", "--error-unmatch", file.name]
+    describe = [*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        for command in (tracked, describe):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

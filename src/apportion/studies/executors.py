@@ -39,7 +39,7 @@ from apportion.studies.engine import (
     Program,
 )
 
-POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 """Seconds between two looks at the workers, so that a request to stop is soon heard."""
 _ATTEMPTS = 4
 """How often a program is begun before it is given up."""
@@ -108,7 +108,7 @@ class Processes(Executor):
                     if finished.empty():
                         on_event("", 0.0)
                     try:
-                        done = finished.get(timeout=POLL_SECONDS)
+                        done = finished.get(timeout=_POLL_SECONDS)
                     except Empty:
                         continue
                     if done is None:
@@ -145,7 +145,7 @@ class Processes(Executor):
                 busy: dict[Any, _Worker] = {
                     worker.connection: worker for worker in workers if worker.left
                 }
-                for worker in [busy[one] for one in wait(list(busy), POLL_SECONDS)]:
+                for worker in [busy[one] for one in wait(list(busy), _POLL_SECONDS)]:
                     answer = worker.receive()
                     if isinstance(answer, CellResult):
                         finished.put(answer)
@@ -290,7 +290,7 @@ class Ray(Executor):
                     waiting[task.remote(plans[program.plan.study], part)] = part
             try:
                 while waiting:
-                    ready, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
+                    ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_POLL_SECONDS)
                     on_event("", 0.0)
                     for reference in ready:
                         yield from _ray_result(ray, reference, waiting.pop(reference))

@@ -66,7 +66,7 @@ def study_names() -> dict[str, str]:
     return {study: study for study in studies} | figures
 
 
-def find_study(name: str) -> str:
+def _find_study(name: str) -> str:
     """Return the study of this name, or the one that has the figure of this name.
 
     Raises
@@ -85,9 +85,9 @@ def find_study(name: str) -> str:
     return known[name]
 
 
-def find_plan(name: str) -> "Callable[..., Plan]":
+def _find_plan(name: str) -> "Callable[..., Plan]":
     """Return the function that makes a study's plan."""
-    module, _, function = installed_studies()[find_study(name)].plan.partition(":")
+    module, _, function = installed_studies()[_find_study(name)].plan.partition(":")
     return getattr(import_module(module), function)
 
 
@@ -95,9 +95,9 @@ def make_plan(
     name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
 ) -> "Plan":
     """Return a study's plan, with scale and seed among its settings."""
-    plan = find_plan(name)(scale=scale, seed=seed, **(data or {}))
+    plan = _find_plan(name)(scale=scale, seed=seed, **(data or {}))
     settings = plan.settings | {"scale": scale, "seed": seed}
-    entry = installed_studies()[find_study(name)]
+    entry = installed_studies()[_find_study(name)]
     return replace(plan, settings=settings, on_processor=entry.on_processor)
 
 
@@ -139,17 +139,17 @@ def perform(
     studies = installed_studies()
     # The most expensive first, so that none starts when all others are nearly finished.
     ordered = sorted(studies, key=lambda study: studies[study].cost, reverse=True)
-    data = read_data(request)
-    stores, run = [], command_of(name, Path(out), request)
-    for study in ordered if everything else [find_study(name)]:
-        known = inspect.signature(find_plan(study)).parameters
+    data = _read_data(request)
+    stores, run = [], _command_of(name, Path(out), request)
+    for study in ordered if everything and ordered else [_find_study(name)]:
+        known = inspect.signature(_find_plan(study)).parameters
         for kind in data:
             if kind not in known and not everything:
                 raise InputError(f"study {study} reads no {kind}; leave {_OPTIONS[kind]} out")
         own = {kind: value for kind, value in data.items() if kind in known}
         plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
         folder = Path(out) / study if everything else Path(out)
-        stores.append(CellStore(plan, folder, command_of(study, folder, request), run))
+        stores.append(CellStore(plan, folder, _command_of(study, folder, request), run))
     yield from perform_plans(stores, executor or Serial(), draw=draw, progress=progress)
 
 
@@ -157,7 +157,7 @@ _OPTIONS = {"prices": "--prices", "digits": "--images"}
 """The option that gives each kind of data."""
 
 
-def read_data(request: Request) -> dict[str, Any]:
+def _read_data(request: Request) -> dict[str, Any]:
     """The data the user gave, under the names studies know it by; prices and digits are read here."""
     data: dict[str, Any] = {}
     if request.prices is not None:
@@ -171,15 +171,15 @@ def read_data(request: Request) -> dict[str, Any]:
     return data
 
 
-def command_of(name: str, folder: Path, request: Request) -> str:
+def _command_of(name: str, folder: Path, request: Request) -> str:
     """The command that computes a study, or all.
 
     Examples
     --------
-    >>> command_of("all", Path("studies"), Request(seed=3))
+    >>> _command_of("all", Path("studies"), Request(seed=3))
     'apportion study all --scale quick --seed 3 --out studies'
     """
-    known = _OPTIONS if name == "all" else inspect.signature(find_plan(name)).parameters
+    known = _OPTIONS if name == "all" else inspect.signature(_find_plan(name)).parameters
     words = ["apportion", "study", name, "--scale", request.scale, "--seed", str(request.seed)]
     if request.prices is not None and "prices" in known:
         words += ["--prices", str(request.prices)]

@@ -116,7 +116,7 @@ class Verdict:
         }
 
 
-def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+def _adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     """The verdicts, the paper's also with what is left when all of the paper's are allowed for (Holm).
 
     The family is declared with the claims, before any number is known. Our own lines of the table make
@@ -151,7 +151,7 @@ class FigureResult:
 
     def __post_init__(self) -> None:
         # Here and not in each study, so that none can leave a claim out of the count.
-        object.__setattr__(self, "verdicts", adjusted_for_all(tuple(self.verdicts)))
+        object.__setattr__(self, "verdicts", _adjusted_for_all(tuple(self.verdicts)))
         object.__setattr__(self, "notes", tuple(self.notes))
 
     def summary(self) -> str:

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion_charging.settings import ChargingSettings
 from apportion_studies.charging import charging
-from apportion_studies.charging.charging import kwh_of, lead
+from apportion_studies.charging.charging import _kwh_of, _lead
 
 COMMITTED = Path(__file__).parents[4] / "docs" / "results" / "charging"
 
@@ -51,7 +50,7 @@ def test_a_lead_is_plain_arithmetic():
         tables.append(pd.DataFrame(days).assign(trained=trained, schedule=schedule, policy=0))
     mtl, llf = tables
     expected = 100 * (mtl.drawn_kwh.sum() - llf.drawn_kwh.sum()) / mtl.need_kwh.sum()
-    found = lead(kwh_of(pd.concat(tables)), ("mtl", "policy"), ("schedulers", "llf"))
+    found = _lead(_kwh_of(pd.concat(tables)), ("mtl", "policy"), ("schedulers", "llf"))
     assert found.value == pytest.approx(expected, abs=1e-6)
     assert found.n == llf.place.nunique()
 
@@ -66,8 +65,8 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
     monkeypatch.setattr(charging, "train", take_down)
     plan = charging.charging()
     names = [cell.name for cell in plan.cells]
-    scheduled = names[len(charging.LEARNED) :]
-    assert names == [*charging.LEARNED, *scheduled]
+    scheduled = names[len(charging._LEARNED) :]
+    assert names == [*charging._LEARNED, *scheduled]
     # Of each garage, site and year; whoever computes them needs no policy.
     assert len(scheduled) == 12
     assert scheduled[0] == "schedulers-real-caltech-2019"
@@ -79,19 +78,3 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
     assert (single[0] != single[1]).any()
     assert seen["steps"] == plan.settings["training"]["steps"]
     assert float(seen["priority"].alpha) == 0.0
-
-
-def test_the_mixed_garage_has_the_same_sessions_at_cables_of_three_kinds():
-    # Those of the test above, whose garages are kept.
-    settings = ChargingSettings(until=charging.TRAINED_UNTIL, **charging.TRAINING["quick"])
-    real, mixed = (charging._garages(kind, settings).sites["jpl"] for kind in ("real", "mixed"))
-    kinds, counts = np.unique(mixed.wiring.max_kw.round(2), return_counts=True)
-    assert kinds.tolist() == pytest.approx([3.68, 11.04, 22.08])
-    assert counts.min() > 8
-    assert real.stations == mixed.stations
-    assert np.array_equal(real.garage.arrival, mixed.garage.arrival)
-    cars = mixed.garage.car_share[mixed.garage.there]
-    assert np.unique(cars) == pytest.approx([1 / 3, 1])
-    ideal = charging._garages("ideal", settings).sites["jpl"]
-    assert not ideal.physics.set_points
-    assert "quiet days" in ideal.left_out

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.federated import policy
-from apportion.domains.federated.data import HELD_BACK, KINDS, Digits
+from apportion.domains.federated.data import Digits
 from apportion.domains.federated.settings import GradientSettings
 from apportion.errors import InputError
 from apportion_studies.federated import federations
@@ -29,7 +29,7 @@ def plan():
 
 
 def computed(cells):
-    found = federations.compute_federations(
+    found = federations._compute_federations(
         cells, lambda what, done: None, settings=SMALL, digits=DIGITS
     )
     return {cell.name: rows for cell, rows in found}
@@ -38,8 +38,8 @@ def computed(cells):
 @pytest.fixture
 def small(monkeypatch):
     """A scenario of the study with server's samples that the made-up digits have."""
-    own = federations.Scenario(samples=40, clients=5)
-    monkeypatch.setitem(federations.SCENARIOS, "perceptron, 200 samples", own)
+    own = federations._Scenario(samples=40, clients=5)
+    monkeypatch.setitem(federations._SCENARIOS, "perceptron, 200 samples", own)
 
 
 def cells_of(plan, method, kinds=("sizes", "scaled")):
@@ -60,15 +60,6 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(plan, small):
     together, alone = computed(several), computed(several[2:3])
     name = several[2].name
     pd.testing.assert_frame_equal(alone[name], together[name], check_exact=False, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_learned_aggregation_has_an_accuracy_for_every_round_of_every_seed(plan, small):
-    found = computed(cells_of(plan, federations.LEARNED)).values()
-    for rows in found:
-        assert rows["round"].tolist() == [1, 2, 3]
-        assert rows["tested"].between(0, 1).all()
-    assert len({tuple(rows["tested"]) for rows in found}) == len(found) == 4
 
 
 def made_up_rows(accuracies):
@@ -111,15 +102,6 @@ def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
     assert study.plot() is not None
 
 
-def test_kinds_held_back_from_training_have_a_verdict_of_their_own():
-    study = study_of(equal=0.7, pairwise_noise=0.59)
-    held = {verdict.claim: verdict.holds for verdict in study.verdicts}
-    [apart] = [claim for claim in held if "held back from training" in claim]
-    assert not held[apart]
-    study = study_of(equal=0.59, pairwise_noise=0.7)
-    assert [verdict.holds for verdict in study.verdicts[:2]] == [False, True]
-
-
 def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
     values = {("equal", name): value for name, value in (RIVALS | {"learned": 0.6}).items()}
     rows = made_up_rows(values)
@@ -140,18 +122,3 @@ def test_paper_size_asks_for_all_of_mnist_and_another_policy_is_another_study(
     monkeypatch.setattr(policy, "FOLDER", tmp_path)
     (tmp_path / "policy.safetensors").write_bytes(b"another")
     assert paper_plan().digest != plan.digest
-
-
-def test_every_seed_meets_every_method_in_every_kind(plan):
-    names = [cell.name for cell in plan.cells]
-    assert len(set(names)) == len(names)
-    assert all(name.replace("-", "").isalnum() for name in names)
-    seeds = {}
-    for cell in plan.cells:
-        key = (cell["circumstance"], cell["kind"], cell["method"])
-        seeds.setdefault(key, set()).add(cell["seed"])
-    programs = 14 + 11 + 2 * 7 + 4 * 4
-    assert len(seeds) == len(KINDS) * programs
-    assert all(own == set(range(7)) for own in seeds.values())
-    assert len({cell.program for cell in plan.cells}) == programs
-    assert {cell["kind"] for cell in plan.cells} == set(KINDS) > set(HELD_BACK)

@@ -22,7 +22,7 @@ SMALL = PPOSettings(
 
 def computed(cells):
     reported = []
-    found = fig6.compute_fig6(
+    found = fig6._compute_fig6(
         cells, lambda what, done: reported.append(done), settings=SMALL, digits=DIGITS
     )
     rows = {cell.name: rows for cell, rows in found}
@@ -54,7 +54,7 @@ def test_policies_learn_with_sets_of_their_seeds_own_and_are_tested_in_full_prec
     half = replace(SMALL, precision="bfloat16")
     cells = cells_of("unlike-accuracy-mtl")[:2]
     with pytest.raises(KeyboardInterrupt):
-        list(fig6.compute_fig6(cells, lambda what, done: None, settings=half, digits=DIGITS))
+        list(fig6._compute_fig6(cells, lambda what, done: None, settings=half, digits=DIGITS))
     assert seen["settings"].unlike
     assert seen["settings"].state == "accuracy"
     one, other = np.asarray(seen["federation"].evaluation)
@@ -70,7 +70,7 @@ def test_policies_learn_with_sets_of_their_seeds_own_and_are_tested_in_full_prec
     monkeypatch.setattr(fig6, "_run_sets", note)
     fixed = cells_of("fixed-alike")[:2]
     with pytest.raises(KeyboardInterrupt):
-        list(fig6.compute_fig6(fixed, lambda what, done: None, settings=half, digits=DIGITS))
+        list(fig6._compute_fig6(fixed, lambda what, done: None, settings=half, digits=DIGITS))
     [federation] = given
     assert federation.images.dtype == np.float32
     # The paper's test set, all of the server's images, is what is learned from and what is not.

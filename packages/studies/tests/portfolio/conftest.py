@@ -10,7 +10,7 @@ import pytest
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio_runs
-from apportion.studies.engine import Cell, Plan, programs_of
+from apportion.studies.engine import Cell, Plan, _programs_of
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def sized() -> Callable[..., Plan]:
 
     def of(module: Any, size: Any, **options: Any) -> Plan:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(module.SCALES, "quick", size)
+            patch.setitem(module._SCALES, "quick", size)
             return getattr(module, module.__name__.rpartition(".")[2])(**options)
 
     return of
@@ -44,7 +44,7 @@ def compute() -> Callable[..., dict[str, pd.DataFrame]]:
     def of(plan: Plan, cells: Sequence[Cell] | None = None) -> dict[str, pd.DataFrame]:
         return {
             cell.name: rows.assign(cell=cell.name)
-            for program in programs_of(plan, plan.cells if cells is None else cells)
+            for program in _programs_of(plan, plan.cells if cells is None else cells)
             for cell, rows in plan.compute(program.cells, lambda what, fraction: None)
         }
 

@@ -50,9 +50,9 @@ def test_what_time_explains_is_no_correlation_at_equal_time_and_the_rest_is(bend
     time = np.arange(400.0)
     common = np.minimum(time, 100) + 50 * np.sin(time / 60) if bends else time
     x, y = (common + 20 * rng.standard_normal(400) for _ in range(2))
-    assert fig2.rank_correlation(x, y) > 0.5
-    assert abs(fig2.rank_correlation(x, y, time)) < 0.15
-    assert fig2.rank_correlation(x, x + 5 * rng.standard_normal(400), time) > 0.8
+    assert fig2._rank_correlation(x, y) > 0.5
+    assert abs(fig2._rank_correlation(x, y, time)) < 0.15
+    assert fig2._rank_correlation(x, x + 5 * rng.standard_normal(400), time) > 0.8
 
 
 def test_the_watched_score_is_what_updates_left_and_never_the_first_priority():
@@ -63,7 +63,7 @@ def test_the_watched_score_is_what_updates_left_and_never_the_first_priority():
         pd.DataFrame({"run": run, "step": steps, "score": drawn, "gradient_norm": steps * 1.0})
         for run in range(2)
     ]
-    found = fig2.watched(pd.concat(runs).sample(frac=1, random_state=0))
+    found = fig2._watched(pd.concat(runs).sample(frac=1, random_state=0))
     assert found.step.tolist() == [50, 100, 50, 100]
     np.testing.assert_allclose(found.score, [0.05, 0.099] * 2)
     # A minibatch's own, of steps 1 and 51.

@@ -15,14 +15,14 @@ from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.tasks import draw_tasks, split_entities
 from apportion_studies.portfolio import fig3_4
-from apportion_studies.portfolio.fig3_4 import SCALES, TILT, GridSize
+from apportion_studies.portfolio.fig3_4 import _SCALES, _TILT, _GridSize
 
 NOTHING = ("lazy-crp-0", "volatility-tilt-0")
 
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
-    size = GridSize(
+    size = _GridSize(
         settings=tiny,
         experiments=2,
         years=(2001, 2002),
@@ -129,7 +129,7 @@ def test_a_single_task_policy_is_given_one_task(run, prices):
     np.testing.assert_array_equal(keys_of(found, "policy_keys"), np.repeat(several, 4, axis=0))
 
 
-@pytest.mark.parametrize("name", [LAZY, TILT])
+@pytest.mark.parametrize("name", [LAZY, _TILT])
 def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
     """What learns nothing, computed for one cell by plain means, is the grid's."""
     seen, _ = split_entities(10, 4, seed=1)
@@ -139,7 +139,7 @@ def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
         result = backtest_strategies(
             some,
             {LAZY: lazy_rebalancing()},
-            baselines={TILT: BASELINES[TILT]},
+            baselines={_TILT: BASELINES[_TILT]},
             start="2002-01-01",
             end="2002-12-31",
             window=6,
@@ -154,7 +154,7 @@ def test_the_paper_grid_refuses_data_that_cannot_carry_it(prices):
     with pytest.raises(InputError, match="none of the test years 2013 to 2019"):
         fig3_4.fig3_4(scale="paper", prices=prices)
     with pytest.raises(InputError, match="too few for 18 held-out"):
-        replace(SCALES["paper"], years=(2002,)).within(prices)
+        replace(_SCALES["paper"], years=(2002,)).within(prices)
 
 
 def grid_of(gains):
@@ -175,7 +175,7 @@ def grid_of(gains):
 @pytest.fixture
 def gains():
     """Two tests of each, with 2 tasks and with 5; at equal updates, 40 of each policy."""
-    found = {(LAZY, 0, 0): 0.3, (TILT, 0, 0): 1.0}
+    found = {(LAZY, 0, 0): 0.3, (_TILT, 0, 0): 1.0}
     found |= {("stl", 5, 10): -1.0, ("stl", 5, 20): 0.0, ("stl", 1, 20): -2.0, ("stl", 1, 40): -9.0}
     for method, more in (("mtl", 0.0), ("pmtl", 0.5)):
         found |= {(method, 2, 20): 1.0 + more, (method, 2, 40): 2.0}
@@ -241,7 +241,7 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
     for method, slope in (("mtl", -3.0), ("pmtl", -2.0)):
         own = ends & (table.method == method)
         table.loc[own, "gain"] = slope * table.task[own]
-    curve = fig3_4.over_single(table[table.tested == "own"], "mtl", 5)
+    curve = fig3_4._over_single(table[table.tested == "own"], "mtl", 5)
     assert curve.columns.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert np.diff(curve.iloc[0]) == pytest.approx([-3.0] * 4)
     found = verdicts_of(table)
@@ -253,7 +253,7 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
 def test_priorities_that_help_few_tasks_much_are_not_said_to_help_little():
     """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
     gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
-    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3, (TILT, 0, 0): 1.0}
+    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3, (_TILT, 0, 0): 1.0}
     table = grid_of(gains)
     best = (table.method == "pmtl") & (table.tasks == 20) & table.task.isin([3, 8, 11, 19])
     table.loc[best, "gain"] += 2.0

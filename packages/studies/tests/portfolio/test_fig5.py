@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 
 from apportion_studies.portfolio import fig5
-from apportion_studies.portfolio.fig5 import DRAWN, EQUAL_UPDATES, METHODS
+from apportion_studies.portfolio.fig5 import _DRAWN, _EQUAL_UPDATES, _METHODS
 
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
     settings = replace(tiny, held_out=4)
-    size = fig5.Size(settings, policies=2, watched=2, updates=3, epochs=(1, 2))
+    size = fig5._Size(settings, policies=2, watched=2, updates=3, epochs=(1, 2))
     return sized(fig5, size, prices=prices)
 
 
@@ -26,7 +26,7 @@ def test_figure_5_draws_the_task_with_the_largest_gap_and_keeps_its_shares_alone
     assert "cell" not in table
     assert len(table) == 5 * 2 * 2
     total = table.set_index(["method", "policy", "task"]).over_equal.unstack("method")
-    best = (total[DRAWN[0]] - total[DRAWN[1]]).idxmax()
+    best = (total[_DRAWN[0]] - total[_DRAWN[1]]).idxmax()
     drawn = table[table.drawn]
     assert set(zip(drawn.policy, drawn.task, strict=True)) == {best}
     assert len(study.plot().axes) == 3
@@ -64,14 +64,14 @@ def year():
     dates = pd.bdate_range("2019-01-01", "2019-06-28").astype(str)
     rng = np.random.default_rng(0)
     rows = []
-    for place, method in enumerate(METHODS):
+    for place, method in enumerate(_METHODS):
         for task in range(3):
             gain = 0.001 * (4 - place) * (task == 1) + 0.0001 * rng.normal(size=len(dates))
             frame = pd.DataFrame({"method": method, "policy": task, "task": 0, "date": dates})
             deviation = 0.1 + 0.01 * task + 0.01 * rng.random(len(dates))
             shares = {"share A": 0.5, "share B": 0.5}
             rows.append(frame.assign(over_equal=gain, deviation=deviation, **shares))
-    return fig5.mark_drawn(pd.concat(rows, ignore_index=True))
+    return fig5._mark_drawn(pd.concat(rows, ignore_index=True))
 
 
 def concluded(rows):
@@ -83,17 +83,17 @@ def test_figure_5_says_that_straying_pays_only_where_it_does(year):
     """The multi-task policy's gains follow its deviation; the single-task one's do not."""
     days = year.groupby(["method", "policy"]).deviation
     further = year.deviation - days.transform("mean")
-    multi = DRAWN[0]
+    multi = _DRAWN[0]
     led = year.assign(over_equal=year.over_equal + 0.1 * further * (year.method == multi))
     found = {v.claim.split(": strays")[0]: v for v in concluded(led).verdicts}
     assert found[multi].outcome == "holds"
     expected = 0.1 * further[year.method == multi].std() * year.date.nunique()
     assert found[multi].estimate == pytest.approx(expected, rel=0.1)
-    assert found[EQUAL_UPDATES].outcome == "not-established"
+    assert found[_EQUAL_UPDATES].outcome == "not-established"
 
 
 def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
-    by_month = fig5.by_policy_and_month(year, "deviation")
+    by_month = fig5._by_policy_and_month(year, "deviation")
     for method, values in by_month.items():
         assert values.shape == (3, 6)
         days = year[year.method == method].deviation
@@ -103,6 +103,6 @@ def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
     assert set(figure.table[figure.table.drawn].policy) == {1}
     verdicts = figure.verdicts
     assert {verdict.n for verdict in verdicts} == {3}
-    grown = [v.estimate for v in verdicts if f"grows more than {DRAWN[1]}" in v.claim]
+    grown = [v.estimate for v in verdicts if f"grows more than {_DRAWN[1]}" in v.claim]
     totals = year.groupby(["method", "policy"]).over_equal.sum().groupby("method").mean()
-    assert grown == pytest.approx([totals[DRAWN[0]] - totals[DRAWN[1]]])
+    assert grown == pytest.approx([totals[_DRAWN[0]] - totals[_DRAWN[1]]])

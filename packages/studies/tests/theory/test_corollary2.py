@@ -9,7 +9,7 @@ import pytest
 from apportion.theory import corollary_2
 from apportion_studies.theory import corollary2
 
-ENTITIES = corollary2.ENTITIES["paper"]
+_ENTITIES = corollary2._ENTITIES["paper"]
 
 
 def concluded(rows):
@@ -20,14 +20,14 @@ def concluded(rows):
 def made_up(worth_of_all, ordering=1.0, runs=4):
     """Rows in which regret is one over the number of independent tasks, or of real examples."""
     rows = []
-    for m in ENTITIES:
-        drawn = corollary2.OVERLAPPING[-1]
+    for m in _ENTITIES:
+        drawn = corollary2._OVERLAPPING[-1]
         number = worth_of_all(m)
-        known = [("independent", n, 1 / n) for n in corollary2.INDEPENDENT]
+        known = [("independent", n, 1 / n) for n in corollary2._INDEPENDENT]
         known += [("overlapping", 16, 1 / 8)]
         known += [("overlapping", drawn, 1 / number + (1 - 1 / number) / drawn)]
         known += [("tied", 20, 1 / (20 * m * ordering))]
-        known += [("real", n, 1 / n) for n in corollary2.sizes_of(m)]
+        known += [("real", n, 1 / n) for n in corollary2._sizes_of(m)]
         for run in range(runs):
             # Runs differ by a factor that all their arms share.
             rows += [(m, arm, n, run, (1 + 0.01 * run) * regret) for arm, n, regret in known]
@@ -36,12 +36,12 @@ def made_up(worth_of_all, ordering=1.0, runs=4):
 
 def test_effective_numbers_are_read_off_the_independent_tasks():
     rows = made_up(lambda m: 12.0)
-    for m in ENTITIES:
-        assert np.exp(corollary2.of_all(rows, m).value) == pytest.approx(12, rel=1e-6)
-        assert np.exp(corollary2.worth(rows, m).value) == pytest.approx(m, rel=1e-6)
+    for m in _ENTITIES:
+        assert np.exp(corollary2._of_all(rows, m).value) == pytest.approx(12, rel=1e-6)
+        assert np.exp(corollary2._worth(rows, m).value) == pytest.approx(m, rel=1e-6)
     figure = concluded(rows)
     counted = figure.table[figure.table.arm == "all subsets"].number
-    assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in ENTITIES]
+    assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in _ENTITIES]
     assert len(figure.plot().axes) == 2
     # The same gain at every m is not exponential in m.
     exponential, least, most, orderings = figure.verdicts
@@ -60,9 +60,9 @@ def test_gains_that_are_too_small_too_large_or_exponential_are_seen():
 
 
 def test_overlapping_tasks_share_their_entities_luck_and_weights():
-    record = corollary2.draw_record(8, jax.random.key(0))
+    record = corollary2._draw_record(8, jax.random.key(0))
     tasks = jnp.array([[0, 1, 2], [2, 1, 5]])
-    examples = corollary2.examples_of(record, tasks)
+    examples = corollary2._examples_of(record, tasks)
     first, second = examples[:50], examples[50:]
     np.testing.assert_array_equal(first.states[:, 2], second.states[:, 0])
     np.testing.assert_allclose(examples.allocations.sum(-1), 1, rtol=1e-5)

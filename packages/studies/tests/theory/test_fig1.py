@@ -20,7 +20,7 @@ def test_permuting_helps_where_entities_are_alike_and_leaves_a_gap_where_they_di
         rows = pd.concat([fig1._measure(epsilon, runs=20, seed=0) for epsilon in (0.0, 0.8)])
     regret = rows.groupby(["epsilon", "arm", "samples"]).regret.mean()
     for epsilon in (0.0, 0.8):
-        real, permuted, tied = (regret[epsilon, arm] for arm in fig1.ARMS)
+        real, permuted, tied = (regret[epsilon, arm] for arm in fig1._ARMS)
         assert permuted[20] == real[20]
         assert real[2000] <= 0.02 * real[20]
         assert fig1.log_slope(real[[100, 2000]].to_numpy(), np.array([100, 2000])) <= -0.7
@@ -47,8 +47,8 @@ def test_the_picture_has_the_three_panels_and_the_precise_rate_is_the_claim_that
 def test_what_is_left_of_the_bound_is_by_hand_what_the_theorems_say():
     """gamma = 1/2, C' = C'' = 1 and K = 5: 8 x (R_max / 4 + 3 sqrt(2) eps), and the tighter one."""
     betas, largest = spaced_betas(10, 0.8), 1 + 0.5 * np.log(10)
-    eps = fig1.ordering_distance(betas)
-    first, second, trivial = fig1.least_bounds(0.8)
+    eps = fig1._ordering_distance(betas)
+    first, second, trivial = fig1._least_bounds(0.8)
     np.testing.assert_allclose(first, 8 * (largest / 4 + 3 * np.sqrt(2) * eps))
     np.testing.assert_allclose(second, largest / 8 + 4 * eps)
     # The shares of the entities at random are no better than the best.
@@ -56,8 +56,8 @@ def test_what_is_left_of_the_bound_is_by_hand_what_the_theorems_say():
     rewards = 1 - (betas * shares * np.log(shares)).sum(1)
     assert rewards.max() < trivial / 4 < 1.2 * rewards.max()
     # Ten offsets that add up to nothing leave Lemma 4 no samples that are enough.
-    assert fig1.examples_asked(fig1.separate_basis(10)) == np.inf
-    assert 2000 < fig1.examples_asked(fig1.tied_basis(10)) < np.inf
+    assert fig1._examples_asked(fig1.separate_basis(10)) == np.inf
+    assert 2000 < fig1._examples_asked(fig1.tied_basis(10)) < np.inf
 
 
 def test_a_slope_and_equivalent_samples_are_read_off_a_power_law():
@@ -69,5 +69,5 @@ def test_a_slope_and_equivalent_samples_are_read_off_a_power_law():
 
 def test_the_theorems_distance_is_proportional_to_the_range_of_the_betas():
     for spread in (0.0, 0.1, 0.8):
-        found = fig1.ordering_distance(spaced_betas(10, spread))
+        found = fig1._ordering_distance(spaced_betas(10, spread))
         np.testing.assert_allclose(found, 0.468 * spread, rtol=1e-3)

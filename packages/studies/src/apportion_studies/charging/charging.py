@@ -57,11 +57,11 @@ from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import PHASES, Site, Station, Tariff, embedded_site
 from apportion_charging.training import Garages
 
-TRAINING: dict[str, dict[str, Any]] = {
+_TRAINING: dict[str, dict[str, Any]] = {
     "quick": {"tasks": 20, "steps": 40, "days": 8, "members": 1, "hidden": 16},
     "paper": {"tasks": 200, "steps": 2000, "days": 64, "members": 3, "hidden": 48},
 }
-SCALES: dict[str, dict[str, Any]] = {
+_SCALES: dict[str, dict[str, Any]] = {
     "quick": {
         "garages": 3,
         "planned_garages": 1,
@@ -79,18 +79,18 @@ SCALES: dict[str, dict[str, Any]] = {
 }
 """Garages of ten stations, those of them with model-predictive control, and garages of other numbers; the
 first days of each test, or all of them; policies that learn from one task each."""
-PPO_STEPS = {"quick": 10, "paper": 1000}
-SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
-TRAINED_UNTIL, TESTED_FROM = "2019-12-31", "2021-01-01"
-CAPACITIES = (0.1, 0.15, 0.2)
-SIZES, _SIZED_CAPACITY = (5, 20, 50), 0.15
-RECALLED = "llf-recalled"
-MPC_FOR_COST, _PLANNED_COST = "mpc, for cost", "planned cost"
-QUIET = 0.3
+_PPO_STEPS = {"quick": 10, "paper": 1000}
+_SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
+_TRAINED_UNTIL, _TESTED_FROM = "2019-12-31", "2021-01-01"
+_CAPACITIES = (0.1, 0.15, 0.2)
+_SIZES, _SIZED_CAPACITY = (5, 20, 50), 0.15
+_RECALLED = "llf-recalled"
+_MPC_FOR_COST, _PLANNED_COST = "mpc, for cost", "planned cost"
+_QUIET = 0.3
 """Sessions a station on a working day, as the earlier study had it."""
-CABLES = ((16.0, 1), (16.0, 3), (32.0, 3))
+_CABLES = ((16.0, 1), (16.0, 3), (32.0, 3))
 """Stations of the mixed garage, amperes and phases at 230 V: 3.7, 11 and 22 kW."""
-LEARNED = {
+_LEARNED = {
     "mtl": "MTL",
     "pmtl": "P-MTL",
     "stl": "STL",
@@ -105,26 +105,26 @@ LEARNED = {
     "ideal": "MTL, ideal garage",
 }
 """Every way to train, and its name in the table."""
-OBJECTIVES = {
+_OBJECTIVES = {
     "energy": "energy, % of the need",
     "fair": "even shares, % (Jain)",
     "promise": "promises kept, % of cars",
     "cost": "worth less cost, cents a kWh",
 }
 """What each policy may be trained for, and measured by."""
-GARAGES = {"real": "mtl", "mixed": "mixed", "ideal": "ideal"}
+_GARAGES = {"real": "mtl", "mixed": "mixed", "ideal": "ideal"}
 """The garages of the tests, and the cell of the policy there."""
-TESTS = {"2019": "2019, new stations", "2021": "2021"}
+_TESTS = {"2019": "2019, new stations", "2021": "2021"}
 """The two years, and the names of their tests."""
-SCHEDULED = "schedulers"
+_SCHEDULED = "schedulers"
 _TRAINED, _TESTED = 0.6, 0.95
 """How far a cell is once its policy is trained, and once it is tested."""
 
 _TEST = ["garage", "site", "test", "capacity"]
 """What tells a test of ten stations from the others."""
-Name = tuple[str, str]
+_Name = tuple[str, str]
 """A schedule by the cell that computed it and its name there."""
-Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
+_Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
 """Of each cell, schedule and unit: what was drawn and needed, (places, policies). Units are days and
 stations; other objectives than energy have their own worth of a day, and `planned` is a day in the garages
 with model-predictive control."""
@@ -132,21 +132,21 @@ with model-predictive control."""
 
 def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """A cell for each way to train, and for the schedulers of each garage, site and year."""
-    settings = ChargingSettings(until=TRAINED_UNTIL, seed=seed, **TRAINING[scale])
+    settings = ChargingSettings(until=_TRAINED_UNTIL, seed=seed, **_TRAINING[scale])
     about = {
         "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
-        **SCALES[scale],
-        "ppo_steps": PPO_STEPS[scale],
-        "tariff": {name: asdict(_tariff(name)) for name in SITE_NAMES},
+        **_SCALES[scale],
+        "ppo_steps": _PPO_STEPS[scale],
+        "tariff": {name: asdict(_tariff(name)) for name in _SITE_NAMES},
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
     # What takes longest first: whoever is free then takes the schedulers.
-    cells = [Cell.alone(name, {"trained": name}) for name in LEARNED]
-    for garage in GARAGES:
-        for site in SITE_NAMES:
-            for year in TESTS:
-                values = {"trained": SCHEDULED, "garage": garage, "site": site, "year": year}
-                cells.append(Cell.alone(f"{SCHEDULED}-{garage}-{site}-{year}", values))
+    cells = [Cell.alone(name, {"trained": name}) for name in _LEARNED]
+    for garage in _GARAGES:
+        for site in _SITE_NAMES:
+            for year in _TESTS:
+                values = {"trained": _SCHEDULED, "garage": garage, "site": site, "year": year}
+                cells.append(Cell.alone(f"{_SCHEDULED}-{garage}-{site}-{year}", values))
     computing = partial(_compute, settings, about)
     return Plan("charging", tuple(cells), computing, _conclude, about, keep=_read_later)
 
@@ -157,16 +157,16 @@ def _tariff(site: str) -> Tariff:
     return prices
 
 
-def mixed_sites(seed: int) -> dict[str, Site]:
+def _mixed_sites(seed: int) -> dict[str, Site]:
     """The embedded sites with cables of three kinds, drawn for each station."""
     sites, rng = {}, np.random.default_rng(seed)
-    for name in SITE_NAMES:
-        drawn = rng.integers(len(CABLES), size=len(embedded_site(name).stations))
+    for name in _SITE_NAMES:
+        drawn = rng.integers(len(_CABLES), size=len(embedded_site(name).stations))
         stations = {}
         for place, (station, kind) in enumerate(
             zip(embedded_site(name).stations, drawn, strict=True)
         ):
-            max_a, phases = CABLES[kind]
+            max_a, phases = _CABLES[kind]
             wired = PHASES if phases == 3 else (PHASES[place % 3],)
             stations[station] = Station(max_a, wired)
         # Garages are drawn among the stations, each behind a feeder of its own.
@@ -177,13 +177,13 @@ def mixed_sites(seed: int) -> dict[str, Site]:
 
 @cache
 def _garages(kind: str, settings: ChargingSettings) -> Garages:
-    """The garages that a cell is tested in, and most are trained in: those of `GARAGES`, plain ones, or
+    """The garages that a cell is tested in, and most are trained in: those of `_GARAGES`, plain ones, or
     real ones where what nobody wishes for is not drawn (cost).
     """
     if kind == "mixed":
-        return Garages.of(read_sessions(), settings, mixed_sites(settings.seed), settings.seed)
+        return Garages.of(read_sessions(), settings, _mixed_sites(settings.seed), settings.seed)
     if kind == "ideal":
-        ideal = replace(settings, recall=True, ideal=True, quiet_days=QUIET)
+        ideal = replace(settings, recall=True, ideal=True, quiet_days=_QUIET)
         return Garages.of(read_sessions(), ideal)
     settings = replace(
         settings, recall=kind != "plain", objective="cost" if kind == "cost" else "energy"
@@ -196,7 +196,7 @@ def _compute(
 ) -> Rows:
     for cell in cells:
         kind = cell["trained"]
-        if kind == SCHEDULED:
+        if kind == _SCHEDULED:
             yield cell, _schedule(cell, settings, about, progress).assign(trained=kind, policy=0)
             continue
         progress(f"{kind}: reading sessions", 0.0)
@@ -224,7 +224,7 @@ def _schedule(
     garage, tables, planned = cell["garage"], [], []
     progress(f"{cell.name}: reading sessions", 0.0)
     garages = _garages(garage, settings)
-    tests = _tests(SCHEDULED, garages, about, garage, cell["site"], cell["year"])
+    tests = _tests(_SCHEDULED, garages, about, garage, cell["site"], cell["year"])
     # Equal shares stand where a policy would; its rows are left out.
     nobody = Pooled(CHANNELS, 1, key=jax.random.key(0))
     for place, (where, days, test) in enumerate(tests):
@@ -240,9 +240,9 @@ def _schedule(
         progress(f"{cell.name}: {MPC}, all feeders", _TESTED)
         tables.append(_plan(planned, about["planned_garages"]))
     if garage == "real":
-        progress(f"{cell.name}: {MPC_FOR_COST}, all feeders", _TESTED)
+        progress(f"{cell.name}: {_MPC_FOR_COST}, all feeders", _TESTED)
         priced = _tests(
-            SCHEDULED, _garages("cost", settings), about, garage, cell["site"], cell["year"]
+            _SCHEDULED, _garages("cost", settings), about, garage, cell["site"], cell["year"]
         )
         own = [(where, priced[0][1], found) for where, _, found in planned]
         tables.append(_plan(own, about["planned_garages"], _tariff(cell["site"])))
@@ -255,7 +255,7 @@ def _plan(
     """Model-predictive control in the first garages of these tests, of the same days and garages; for the
     least cost where there is a tariff.
     """
-    name, units = (MPC, ("planned", "all")) if tariff is None else (MPC_FOR_COST, (_PLANNED_COST,))
+    name, units = (MPC, ("planned", "all")) if tariff is None else (_MPC_FOR_COST, (_PLANNED_COST,))
     _, days, result = planned[0]
     members = np.tile(result.members[:count], (len(planned), 1))
     feeders = np.concatenate([found.capacity_kw[:count] for _, _, found in planned])
@@ -308,7 +308,7 @@ def _train(
     chunks = Chunks(max(settings.steps // 20, 1), on_chunk=on_chunk)
     if kind not in ("stl", "ppo"):
         own = replace(settings, method="pmtl" if kind == "pmtl" else "mtl")
-        if kind in OBJECTIVES:
+        if kind in _OBJECTIVES:
             own = replace(own, objective=kind)
         if kind.startswith("only-"):
             own = replace(own, site=(kind.removeprefix("only-"),))
@@ -352,23 +352,23 @@ def _tests(
     only_year: str | None = None,
 ) -> list[tuple[dict[str, Any], Days, dict[str, Any]]]:
     """The tests of a cell: what each is, its days, and its feeders and garages."""
-    garage = garage or (kind if kind in GARAGES else "real")
+    garage = garage or (kind if kind in _GARAGES else "real")
     few = about["days_tested"]
     # Garages of other sizes are asked of one policy, beside the schedulers.
-    sized = garage == "real" and kind in (SCHEDULED, GARAGES["real"])
-    sizes = () if not sized else SIZES if few is None else SIZES[:1]
+    sized = garage == "real" and kind in (_SCHEDULED, _GARAGES["real"])
+    sizes = () if not sized else _SIZES if few is None else _SIZES[:1]
     found = []
-    for site in SITE_NAMES:
-        for year, name in TESTS.items():
+    for site in _SITE_NAMES:
+        for year, name in _TESTS.items():
             if only_site not in (None, site) or only_year not in (None, year):
                 continue
             if year == "2019":
                 days = garages.unseen_stations(site)
             else:
-                days = garages.all_days[site].between(TESTED_FROM)
+                days = garages.all_days[site].between(_TESTED_FROM)
             last = None if few is None else str(days.dates[min(few, len(days)) - 1])
             days = days.between(None, last)
-            chosen = [(10, capacity, about["garages"]) for capacity in CAPACITIES]
+            chosen = [(10, capacity, about["garages"]) for capacity in _CAPACITIES]
             if year == "2021":
                 chosen += [(size, _SIZED_CAPACITY, about["sized_garages"]) for size in sizes]
             for size, capacity, tasks in chosen:
@@ -381,7 +381,7 @@ def _tests(
 
 def _named(where: dict[str, Any]) -> str:
     """A test in a few words."""
-    site, test, capacity = SITE_NAMES[where["site"]], where["test"], where["capacity"]
+    site, test, capacity = _SITE_NAMES[where["site"]], where["test"], where["capacity"]
     return f"{site}, {test}, feeder {capacity:.0%}, {where['stations']} stations"
 
 
@@ -391,7 +391,7 @@ def _rows(result: backtest.ChargingBacktest, about: dict[str, Any]) -> pd.DataFr
     dates = [str(day) for day in result.dates]
     stations = [str(one) for one in range(result.stations)]
     few = _first_garages(result, about["planned_garages"])
-    objectives = [name for name in OBJECTIVES if name != "cost" or result.cost]
+    objectives = [name for name in _OBJECTIVES if name != "cost" or result.cost]
     for name in result.served:
         units = {"day": result.daily(name, "energy")}
         parts: list[dict[str, Any]] = []
@@ -414,15 +414,15 @@ def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
     schedules that are compared there.
     """
     by_policy = rows.schedule == POLICY
-    planned = by_policy & rows.trained.isin(GARAGES.values()) | (rows.schedule == MPC)
-    for_cost = by_policy & (rows.trained == "cost") | (rows.schedule == MPC_FOR_COST)
-    by_objective = by_policy & rows.trained.isin(["mtl", *OBJECTIVES])
+    planned = by_policy & rows.trained.isin(_GARAGES.values()) | (rows.schedule == MPC)
+    for_cost = by_policy & (rows.trained == "cost") | (rows.schedule == _MPC_FOR_COST)
+    by_objective = by_policy & rows.trained.isin(["mtl", *_OBJECTIVES])
     by_objective |= rows.schedule.isin(["llf", "equal"])
     by_objective &= (rows.garage == "real") & (rows.stations == 10)
     kept = rows.unit.isin(["day", "station", "all"])
     kept |= (rows.unit == "planned") & planned
     kept |= (rows.unit == _PLANNED_COST) & for_cost
-    kept |= rows.unit.isin([name for name in OBJECTIVES if name != "energy"]) & by_objective
+    kept |= rows.unit.isin([name for name in _OBJECTIVES if name != "energy"]) & by_objective
     return rows.loc[kept]
 
 
@@ -436,7 +436,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the rows of all cells."""
     table = _summarise(rows)
     title = "Charging: one policy for every garage, at stations and in a year it never saw"
-    notes = [_note(garage, table) for garage in GARAGES]
+    notes = [_note(garage, table) for garage in _GARAGES]
     notes.append(_note_on_planning(table, settings["planned_garages"]))
     notes += [
         "The best scheduler is chosen for each test in hindsight, of all that cannot see the future but "
@@ -450,39 +450,39 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 def _by_objective(rows: Any) -> FigureResult:
     """Each policy by what it was trained for, beside the baseline of that, and by all other objectives."""
-    records, verdicts, leads = [], [], {said: {} for said in OBJECTIVES.values()}
-    llf, equal = (SCHEDULED, "llf"), (SCHEDULED, "equal")
-    trained = {"energy": "mtl", **{name: name for name in OBJECTIVES if name != "energy"}}
+    records, verdicts, leads = [], [], {said: {} for said in _OBJECTIVES.values()}
+    llf, equal = (_SCHEDULED, "llf"), (_SCHEDULED, "equal")
+    trained = {"energy": "mtl", **{name: name for name in _OBJECTIVES if name != "energy"}}
     for site, kwh in _whole_sites(rows):
-        at = SITE_NAMES[site]
+        at = _SITE_NAMES[site]
         for one in [*((kind, POLICY) for kind in trained.values()), llf, equal]:
-            name = LEARNED[one[0]] if one[1] == POLICY else one[1]
+            name = _LEARNED[one[0]] if one[1] == POLICY else one[1]
             record: dict[str, Any] = {"site": site, "schedule": name}
-            for objective, said in OBJECTIVES.items():
+            for objective, said in _OBJECTIVES.items():
                 unit = "day" if objective == "energy" else objective
                 worth, whole = kwh[(*one, unit)]
                 record[said] = 100 * float(worth.sum() / whole.sum())
                 if one != llf:
-                    leads[said][f"{at}: {name}"] = lead(kwh, one, llf, unit=unit)
+                    leads[said][f"{at}: {name}"] = _lead(kwh, one, llf, unit=unit)
             records.append(record)
         for claim, first, second, unit in (
             ("for even shares it shares more evenly than equal", "fair", equal, "fair"),
             ("for promises it keeps more of them than llf", "promise", llf, "promise"),
             ("for cost it nets more than llf", "cost", llf, "cost"),
             (
-                f"for cost it nets more than {MPC_FOR_COST}",
+                f"for cost it nets more than {_MPC_FOR_COST}",
                 "cost",
-                (SCHEDULED, MPC_FOR_COST),
+                (_SCHEDULED, _MPC_FOR_COST),
                 _PLANNED_COST,
             ),
         ):
-            ahead = lead(kwh, (first, POLICY), second, unit=unit)
+            ahead = _lead(kwh, (first, POLICY), second, unit=unit)
             verdicts.append(Verdict.of(f"Trained {claim} ({at})", ahead, paper=False))
     notes = [
         "All tests of ten stations in the real garage together. The tariff is that of the sites' utility, "
         "a weekday in summer: dear from 12 to 18 o'clock, with a charge for the day's highest power; that "
         "a kWh in a car is worth .40 is our assumption.",
-        f"Model-predictive control that plans for cost ({MPC_FOR_COST}) is computed in the first few "
+        f"Model-predictive control that plans for cost ({_MPC_FOR_COST}) is computed in the first few "
         "garages of each test.",
     ]
     title = "What an operator wants served: each objective, and what it costs in the others"
@@ -490,7 +490,7 @@ def _by_objective(rows: Any) -> FigureResult:
     return FigureResult("objectives", title, pd.DataFrame(records), verdicts, draw, notes)
 
 
-def _whole_sites(rows: Any) -> Iterator[tuple[str, Kwh]]:
+def _whole_sites(rows: Any) -> Iterator[tuple[str, _Kwh]]:
     """Each site's tests of ten stations in the real garage together: a day's tests at several feeders are
     one cluster, and 2019 and 2021 share no day.
     """
@@ -498,12 +498,12 @@ def _whole_sites(rows: Any) -> Iterator[tuple[str, Kwh]]:
     keys = ["trained", "schedule", "unit", "policy", "place"]
     for site, test in of_ten.groupby("site", sort=False):
         sums = test.groupby(keys, sort=False)[["drawn_kwh", "need_kwh"]].sum()
-        yield str(site), kwh_of(sums.reset_index())
+        yield str(site), _kwh_of(sums.reset_index())
 
 
 def _note(garage: str, table: pd.DataFrame) -> str:
     """How the policy stands in a garage's tests: leads, what a clairvoyant adds, cars left short."""
-    own, leads, beyond, short = LEARNED[GARAGES[garage]], [], [], []
+    own, leads, beyond, short = _LEARNED[_GARAGES[garage]], [], [], []
     here = table[(table.stations == 10) & (table.garage == garage)]
     for key, test in here.groupby(_TEST, sort=False):
         named = test.set_index("schedule")
@@ -532,9 +532,9 @@ def _note_on_planning(table: pd.DataFrame, garages: int) -> str:
     )
 
 
-def kwh_of(rows: Any) -> Kwh:
+def _kwh_of(rows: Any) -> _Kwh:
     """The rows of one test as arrays; a cell's policies come one after the other, places in order."""
-    found: Kwh = {}
+    found: _Kwh = {}
     some = rows[rows.unit != "all"]
     for key, group in some.groupby(["trained", "schedule", "unit"], sort=False):
         policies = group.policy.nunique()
@@ -543,7 +543,9 @@ def kwh_of(rows: Any) -> Kwh:
     return found
 
 
-def lead(kwh: Kwh, first: Name, second: Name, *, unit: str = "day", both: bool = False) -> Estimate:
+def _lead(
+    kwh: _Kwh, first: _Name, second: _Name, *, unit: str = "day", both: bool = False
+) -> Estimate:
     """What one schedule serves more than another in one test, in points of the need.
 
     The unit may be that of the planned garages, or a day by another objective, in points of that.
@@ -568,16 +570,16 @@ def _summarise(rows: Any) -> pd.DataFrame:
     """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
     found, by = [], [*_TEST, "stations"]
     for key, test in rows.groupby(by, sort=False):
-        kwh, whole = kwh_of(test), test[test.unit == "all"]
-        mtl = (GARAGES[key[0]], POLICY)
+        kwh, whole = _kwh_of(test), test[test.unit == "all"]
+        mtl = (_GARAGES[key[0]], POLICY)
         for trained, schedule in dict.fromkeys(name[:2] for name in kwh):
-            if schedule == MPC_FOR_COST:
+            if schedule == _MPC_FOR_COST:
                 continue
             unit = "planned" if schedule == MPC else "day"
             drawn, need = kwh[trained, schedule, unit]
             some = select(whole, trained=trained, schedule=schedule)
             row: dict[str, Any] = dict(zip(by, key, strict=True)) | {
-                "schedule": LEARNED[trained] if schedule == POLICY else schedule,
+                "schedule": _LEARNED[trained] if schedule == POLICY else schedule,
                 "served": float(drawn.sum() / need.sum()),
                 "left_short": some.left_short.mean(),
                 "fairness": some.fairness.mean(),
@@ -585,10 +587,10 @@ def _summarise(rows: Any) -> pd.DataFrame:
                 "days": len(drawn),
             }
             if (trained, schedule) != mtl:
-                ahead = lead(kwh, mtl, (trained, schedule), unit=unit)
+                ahead = _lead(kwh, mtl, (trained, schedule), unit=unit)
                 row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
                 if schedule not in (OPTIMUM, MPC):
-                    wide = lead(kwh, mtl, (trained, schedule), both=True)
+                    wide = _lead(kwh, mtl, (trained, schedule), both=True)
                     row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
             found.append(row)
     return pd.DataFrame(found)
@@ -596,7 +598,7 @@ def _summarise(rows: Any) -> pd.DataFrame:
 
 def _best_scheduler(table: Any, garage: str, site: str, test: str, capacity: float) -> str:
     here = select(table, garage=garage, site=site, test=test, capacity=capacity, stations=10)
-    schedulers = here[~here.schedule.isin([*HINDSIGHT, MPC, *LEARNED.values()])]
+    schedulers = here[~here.schedule.isin([*HINDSIGHT, MPC, *_LEARNED.values()])]
     return str(schedulers.loc[schedulers.served.idxmax(), "schedule"])
 
 
@@ -604,20 +606,20 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
     of_ten = rows[rows.stations == 10]
     for key, test in of_ten.groupby(_TEST, sort=False):
         garage, site, name, capacity = key
-        where = f"{SITE_NAMES[site]}, {name}, feeder {capacity:.0%}"
+        where = f"{_SITE_NAMES[site]}, {name}, feeder {capacity:.0%}"
         if garage != "real":
             where = f"{garage} garage, {where}"
-        best, kwh = _best_scheduler(table, *key), kwh_of(test)
-        others = {"real": ("llf", RECALLED, MPC), "mixed": (MPC,), "ideal": ()}[garage]
+        best, kwh = _best_scheduler(table, *key), _kwh_of(test)
+        others = {"real": ("llf", _RECALLED, MPC), "mixed": (MPC,), "ideal": ()}[garage]
         for other in dict.fromkeys((best, *others)):
             unit = "planned" if other == MPC else "day"
-            ahead = lead(kwh, (GARAGES[garage], POLICY), (SCHEDULED, other), unit=unit)
+            ahead = _lead(kwh, (_GARAGES[garage], POLICY), (_SCHEDULED, other), unit=unit)
             named = f"{other}, the best scheduler there" if other == best else other
             yield Verdict.of(f"MTL serves more than {named} ({where})", ahead, paper=False)
     for site, kwh in _whole_sites(rows):
-        other_site = next(f"only-{one}" for one in SITE_NAMES if one != site)
-        policy = {kind: (kind, POLICY) for kind in LEARNED if kind not in GARAGES}
-        llf = (SCHEDULED, "llf")
+        other_site = next(f"only-{one}" for one in _SITE_NAMES if one != site)
+        policy = {kind: (kind, POLICY) for kind in _LEARNED if kind not in _GARAGES}
+        llf = (_SCHEDULED, "llf")
         for claim, one, other in (
             ("MTL serves more than STL at equal updates", policy["mtl"], policy["stl"]),
             ("P-MTL serves more than MTL", policy["pmtl"], policy["mtl"]),
@@ -625,21 +627,21 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
             ("PPO serves more than llf", policy["ppo"], llf),
             ("Trained at the other site alone it serves more than llf", policy[other_site], llf),
         ):
-            claim = f"{claim} ({SITE_NAMES[site]})"
-            yield Verdict.of(claim, lead(kwh, one, other), paper=False)
+            claim = f"{claim} ({_SITE_NAMES[site]})"
+            yield Verdict.of(claim, _lead(kwh, one, other), paper=False)
     sized = rows[rows.stations != 10]
     for (site, stations), test in sized.groupby(["site", "stations"], sort=False):
-        ahead = lead(kwh_of(test), ("mtl", POLICY), (SCHEDULED, "llf"))
+        ahead = _lead(_kwh_of(test), ("mtl", POLICY), (_SCHEDULED, "llf"))
         claim = f"Trained on 10 stations it serves more than llf on {stations}"
-        yield Verdict.of(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead, paper=False)
+        yield Verdict.of(f"{claim} ({_SITE_NAMES[site]}, 2021)", ahead, paper=False)
 
 
 def _plot(table: Any) -> Figure:
     """MTL's lead over schedulers and over other ways to learn, in every test of ten stations."""
     shown = {}
-    for name in ("llf", "llf-predicted", RECALLED, MPC, CLAIRVOYANT, "STL", "P-MTL", "PPO"):
+    for name in ("llf", "llf-predicted", _RECALLED, MPC, CLAIRVOYANT, "STL", "P-MTL", "PPO"):
         shown[f"over {name}"] = {
-            f"{SITE_NAMES[row.site]}, {row.test}, feeder {row.capacity:.0%}": (
+            f"{_SITE_NAMES[row.site]}, {row.test}, feeder {row.capacity:.0%}": (
                 Estimate(row.mtl_ahead, row.low, row.high, row.days)
             )
             for row in select(table, schedule=name, garage="real", stations=10).itertuples()

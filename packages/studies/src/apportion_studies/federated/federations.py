@@ -57,13 +57,13 @@ PEERS: dict[str, aggregators.Aggregator] = {
 }
 """FedAdam stands at Flower's defaults; FedYogi's step and FedAvgM's momentum are those that did best
 among some on digits, FedAvg's step is one of two tried."""
-LEARNED = "learned"
-DEFENCES = ("median", "trimmed mean", "Krum", "nearest-neighbour mixing")
-SEEDS = 7
+_LEARNED = "learned"
+_DEFENCES = ("median", "trimmed mean", "Krum", "nearest-neighbour mixing")
+_SEEDS = 7
 """Of each kind at `paper` scale: the study is to be done in 40 minutes of an H200."""
-FEW = 5
+_FEW = 5
 """Seeds below which an interval over them is no evidence."""
-SCALES = {
+_SCALES = {
     "quick": GradientSettings(rounds=10, samples=60, test=500),
     "paper": GradientSettings(
         pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, test=8000
@@ -71,12 +71,12 @@ SCALES = {
 }
 """`paper` has whole images, more of them, and more rounds."""
 
-Found = dict[str, dict[str, np.ndarray]]
+_Found = dict[str, dict[str, np.ndarray]]
 """Test accuracy (kinds, seeds) after the last round, by scenario and method."""
 
 
 @dataclass(frozen=True)
-class Scenario:
+class _Scenario:
     """What federations of all kinds have in common."""
 
     model: str = "perceptron"
@@ -84,21 +84,21 @@ class Scenario:
     """The server's."""
     clients: int = 10
     participation: float = 1.0
-    methods: tuple[str, ...] = (*PEERS, LEARNED)
+    methods: tuple[str, ...] = (*PEERS, _LEARNED)
 
 
-SHORT = ("FedAvg", "FedAvgM", "gradient shares, momentum", LEARNED)
-WITH_SAMPLES = (*SHORT, "gradient shares", "server as a client", "fine-tuned")
+_SHORT = ("FedAvg", "FedAvgM", "gradient shares, momentum", _LEARNED)
+_WITH_SAMPLES = (*_SHORT, "gradient shares", "server as a client", "fine-tuned")
 """Those that look at the server's samples, beside FedAvg and FedAvgM."""
-SCENARIOS = {
-    "perceptron, 200 samples": Scenario(),
-    "perceptron, 20 samples": Scenario(samples=20, methods=WITH_SAMPLES),
-    "convolutional, 200 samples": Scenario("convolutional", methods=(*WITH_SAMPLES, *DEFENCES)),
-    "convolutional, 20 samples": Scenario("convolutional", samples=20, methods=WITH_SAMPLES),
-    "5 clients": Scenario(clients=5, methods=SHORT),
-    "20 clients": Scenario(clients=20, methods=SHORT),
-    "50 clients": Scenario(clients=50, methods=SHORT),
-    "100 clients, a tenth a round": Scenario(clients=100, participation=0.1, methods=SHORT),
+_SCENARIOS = {
+    "perceptron, 200 samples": _Scenario(),
+    "perceptron, 20 samples": _Scenario(samples=20, methods=_WITH_SAMPLES),
+    "convolutional, 200 samples": _Scenario("convolutional", methods=(*_WITH_SAMPLES, *_DEFENCES)),
+    "convolutional, 20 samples": _Scenario("convolutional", samples=20, methods=_WITH_SAMPLES),
+    "5 clients": _Scenario(clients=5, methods=_SHORT),
+    "20 clients": _Scenario(clients=20, methods=_SHORT),
+    "50 clients": _Scenario(clients=50, methods=_SHORT),
+    "100 clients, a tenth a round": _Scenario(clients=100, participation=0.1, methods=_SHORT),
 }
 """By the name that rows and table have under `circumstance`."""
 
@@ -112,13 +112,13 @@ def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None 
         raise InputError(
             "federations at paper size need a file such as the whole of MNIST: give --images FILE"
         )
-    kinds, scenarios, seeds = tuple(KINDS), SCENARIOS, range(seed, seed + SEEDS)
+    kinds, scenarios, seeds = tuple(KINDS), _SCENARIOS, range(seed, seed + _SEEDS)
     if scale == "quick":
         kinds, seeds = ("equal", "dirichlet-0.1", "flipped-3", "paper"), range(seed, seed + 2)
         usual = "perceptron, 200 samples"
-        scenarios = {usual: replace(SCENARIOS[usual], methods=SHORT)}
-    settings = replace(SCALES[scale], seed=seed)
-    check_images(embedded_digits() if digits is None else digits, settings, scenarios)
+        scenarios = {usual: replace(_SCENARIOS[usual], methods=_SHORT)}
+    settings = replace(_SCALES[scale], seed=seed)
+    _check_images(embedded_digits() if digits is None else digits, settings, scenarios)
     cells = []
     for scenario, own in scenarios.items():
         for method, kind, number in product(own.methods, kinds, seeds):
@@ -132,13 +132,13 @@ def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None 
         "seeds": list(seeds),
         "all_kinds": list(kinds),
     }
-    computing = partial(compute_federations, settings=settings, digits=digits)
+    computing = partial(_compute_federations, settings=settings, digits=digits)
     # At paper size a program takes up to 21 GiB of a GPU.
     return Plan("federations", tuple(cells), computing, _conclude, about, at_once=5)
 
 
-def check_images(
-    digits: Digits, settings: GradientSettings, scenarios: Mapping[str, Scenario]
+def _check_images(
+    digits: Digits, settings: GradientSettings, scenarios: Mapping[str, _Scenario]
 ) -> None:
     """Refuse images that are too few for a scenario, or for its server, before anything is computed."""
     clients, server = len(halves(digits)[1]), int(digits.server.sum())
@@ -164,7 +164,7 @@ def _joined(*words: str) -> str:
     return "".join(letter for letter in plain if letter.isalnum() or letter == "-")
 
 
-def compute_federations(
+def _compute_federations(
     cells: Sequence[Cell],
     progress: OnProgress,
     *,
@@ -173,7 +173,7 @@ def compute_federations(
 ) -> Rows:
     """Every cell's federation under the cells' aggregator, all in one `vmap`."""
     first = cells[0]
-    own = SCENARIOS[first["circumstance"]]
+    own = _SCENARIOS[first["circumstance"]]
     here = replace(settings, model=own.model, width=8 if own.model == "convolutional" else 32)
     digits = read_digits(settings) if digits is None else digits
     wanted = [(cell["kind"], own.clients, cell["seed"]) for cell in cells]
@@ -186,7 +186,7 @@ def compute_federations(
         for cell in cells
     ]
     method = first["method"]
-    aggregator = aggregators.Learned(shipped_policy()) if method == LEARNED else PEERS[method]
+    aggregator = aggregators.Learned(shipped_policy()) if method == _LEARNED else PEERS[method]
     record = aggregators.run_episodes(federation, aggregator, tasks, jnp.stack(keys))
     for place, cell in enumerate(cells):
         tested = np.asarray(take(record, place).tested, float)
@@ -199,7 +199,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows; a seed is an experiment."""
     kinds = list(dict.fromkeys(rows["kind"]))
     last = rows[rows["round"] == rows["round"].max()]
-    found: Found = {}
+    found: _Found = {}
     for (scenario, method), own in last.groupby(["circumstance", "method"], sort=False):
         finals = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
         found.setdefault(scenario, {})[method] = finals.to_numpy(float)
@@ -213,9 +213,9 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             for kind, *both in (*by_kind, ("mean of kinds", tested, methods["FedAvg"])):
                 own, plain = (np.atleast_2d(one) for one in both)
                 gain = compare(own.mean(0), plain.mean(0))
-                if method == LEARNED:
+                if method == _LEARNED:
                     shown[scenario][kind] = gain
-                elif method in SHORT[1:] and kind == "mean of kinds":
+                elif method in _SHORT[1:] and kind == "mean of kinds":
                     shown[scenario][f"{kind}: {method}"] = gain
                 records.append(
                     {"circumstance": scenario, "kind": kind, "method": method}
@@ -231,7 +231,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         shown_means = ", ".join(f"{name} {means[name]:.3f}" for name in order)
         notes.append(f"{scenario}, mean of {len(kinds)} kinds: {shown_means}")
     seeds = int(table.seeds.min())
-    if seeds < FEW:
+    if seeds < _FEW:
         notes.append(f"{seeds} seeds show that it runs; their intervals mean little.")
     draw = partial(forest, shown, "test accuracy over FedAvg's, last round", 2.4)
     return [FigureResult("federations", title, table, _verdicts(found, kinds), draw, notes)]
@@ -254,9 +254,9 @@ def _harmless(where: str, gains: dict[str, Estimate]) -> Verdict:
     return replace(within, holds=within.holds and not harmed)
 
 
-def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
+def _verdicts(found: _Found, kinds: list[str]) -> Iterator[Verdict]:
     for scenario, methods in found.items():
-        ours, plain = methods[LEARNED], methods["FedAvg"]
+        ours, plain = methods[_LEARNED], methods["FedAvg"]
         gains = {kind: compare(ours[place], plain[place]) for place, kind in enumerate(kinds)}
         held_back = {kind: gain for kind, gain in gains.items() if kind in HELD_BACK}
         for which, own in (("no kind", gains), ("no kind held back from training", held_back)):
@@ -267,7 +267,7 @@ def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
             claim = f"{scenario}: ahead of {rival}, mean of kinds"
             yield Verdict.of(claim, gain, paper=False)
         attacked = [place for place, kind in enumerate(kinds) if kind in ATTACKED]
-        defences = [name for name in DEFENCES if name in methods]
+        defences = [name for name in _DEFENCES if name in methods]
         if attacked and defences:
             best = max(defences, key=lambda name: float(methods[name][attacked].mean()))
             # The best is chosen by the same numbers: to be near it is to be near every one.

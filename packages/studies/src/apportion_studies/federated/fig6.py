@@ -48,29 +48,29 @@ from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task
 from apportion.trees import stack, take
 
-PAPER, OURS, RICHER = "raw", "accuracy", "rich"
+_PAPER, _OURS, _RICHER = "raw", "accuracy", "rich"
 """What the policy sees of a client: as the paper says, centred and scaled, and more."""
-STATES = {PAPER: "", OURS: ", centred state", RICHER: ", rich state"}
-ALIKE, UNLIKE = "alike", "unlike"
-Arm = tuple[str, str, str]
+_STATES = {_PAPER: "", _OURS: ", centred state", _RICHER: ", rich state"}
+_ALIKE, _UNLIKE = "alike", "unlike"
+_Arm = tuple[str, str, str]
 """Tasks, state and method of policies."""
-ARMS: dict[Scale, tuple[Arm, ...]] = {
+_ARMS: dict[Scale, tuple[_Arm, ...]] = {
     "quick": (
-        *((ALIKE, PAPER, method) for method in ("stl", "mtl")),
-        *((UNLIKE, OURS, method) for method in ("stl", "mtl", "pmtl")),
+        *((_ALIKE, _PAPER, method) for method in ("stl", "mtl")),
+        *((_UNLIKE, _OURS, method) for method in ("stl", "mtl", "pmtl")),
     ),
     "paper": (
-        *((ALIKE, PAPER, method) for method in ("stl", "mtl")),
-        *((ALIKE, OURS, method) for method in ("stl", "mtl")),
-        (ALIKE, RICHER, "mtl"),
-        *((UNLIKE, OURS, method) for method in ("stl", "mtl", "pmtl")),
+        *((_ALIKE, _PAPER, method) for method in ("stl", "mtl")),
+        *((_ALIKE, _OURS, method) for method in ("stl", "mtl")),
+        (_ALIKE, _RICHER, "mtl"),
+        *((_UNLIKE, _OURS, method) for method in ("stl", "mtl", "pmtl")),
     ),
 }
-EQUAL, INFORMED = 0.2, 0.45
+_EQUAL, _INFORMED = 0.2, 0.45
 """The minority's share under FedAvg, 2 of 10 clients, and that of a server that knows them."""
-TOTALS = (EQUAL, 0.3, 0.4, INFORMED, 0.5, 0.6)
+_TOTALS = (_EQUAL, 0.3, 0.4, _INFORMED, 0.5, 0.6)
 """Fixed shares on the minority."""
-AT_ONCE, BLOCK = 8, 100
+_AT_ONCE, _BLOCK = 8, 100
 """Policies that are tested at once, and images: in float32 more would not fit beside other programs."""
 
 
@@ -79,20 +79,20 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     if scale == "paper":
         if digits is None:
             raise InputError("figure 6 at paper size needs the whole of MNIST: give --images FILE")
-        settings = paper_size(None, state=PAPER, seed=seed)
-        seeds, totals = range(seed, seed + 6), TOTALS
+        settings = paper_size(None, state=_PAPER, seed=seed)
+        seeds, totals = range(seed, seed + 6), _TOTALS
     else:
         # Fewer rounds, updates and tasks than the default: five policies in three minutes.
         settings = reduced_size(
-            state=PAPER, rounds=8, steps=10, learning_rate=2e-2, unseen=3, seed=seed
+            state=_PAPER, rounds=8, steps=10, learning_rate=2e-2, unseen=3, seed=seed
         )
-        seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)
-    fixed = [(ALIKE, total) for total in totals] + [(UNLIKE, EQUAL)]
+        seeds, totals = range(seed, seed + 1), (_EQUAL, _INFORMED)
+    fixed = [(_ALIKE, total) for total in totals] + [(_UNLIKE, _EQUAL)]
     cells = []
     for (tasks, total), own in product(fixed, seeds):
-        values = {"tasks": tasks, "state": PAPER, "method": "fixed", "total": total, "seed": own}
+        values = {"tasks": tasks, "state": _PAPER, "method": "fixed", "total": total, "seed": own}
         cells.append(Cell(f"fixed-{tasks}-{total:g}-{own}", values, f"fixed-{tasks}"))
-    for (tasks, state, method), own in product(ARMS[scale], seeds):
+    for (tasks, state, method), own in product(_ARMS[scale], seeds):
         values = {"tasks": tasks, "state": state, "method": method, "seed": own}
         # On two cores compiling takes the longest, on a card computing does.
         program = f"{tasks}-{state}" + (f"-{method}" if scale == "paper" else "")
@@ -100,12 +100,12 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
         cells.append(Cell(name, values | {"total": float("nan")}, program))
     known = data.embedded_digits() if digits is None else digits
     about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
-    computing = partial(compute_fig6, settings=settings, digits=digits)
+    computing = partial(_compute_fig6, settings=settings, digits=digits)
     # At paper size a program takes 18 GiB of a GPU.
     return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=5)
 
 
-def compute_fig6(
+def _compute_fig6(
     cells: Sequence[Cell],
     progress: OnProgress,
     *,
@@ -117,7 +117,7 @@ def compute_fig6(
     Task 0 is the first of those learned from, the one that single-task learning has; the others' clients
     are unseen.
     """
-    here = replace(settings, state=cells[0]["state"], unlike=cells[0]["tasks"] == UNLIKE)
+    here = replace(settings, state=cells[0]["state"], unlike=cells[0]["tasks"] == _UNLIKE)
     digits = data.read_digits(here) if digits is None else digits
     seeds = [cell["seed"] for cell in cells]
     federation, tasks = paper_world(here, digits, seeds)
@@ -136,7 +136,7 @@ def compute_fig6(
             here, world, own, methods, seeds, axes=axes, on_chunk=report_progress
         )
         aggregators = PolicyAggregator(trained.policy)
-    exact = replace(here, precision="float32", block=BLOCK)
+    exact = replace(here, precision="float32", block=_BLOCK)
     world, _ = redrawn(paper_world(exact, digits, seeds)[0], digits, exact, seeds)
     tested = stack([own[:1].joined(unseen) for own, unseen in tasks])
     # The same first models and batches for every method of a seed.
@@ -160,10 +160,10 @@ def _run_sets(
         here = eqx.tree_at(sets_of, federation, sets)
         return run_episodes(here, eqx.combine(arrays, rest), tasks, keys)
 
-    return jax.lax.map(one, (sets_of(federation), arrays, tasks, keys), batch_size=AT_ONCE)
+    return jax.lax.map(one, (sets_of(federation), arrays, tasks, keys), batch_size=_AT_ONCE)
 
 
-Curves = dict[tuple[str, str, str], np.ndarray]
+_Curves = dict[tuple[str, str, str], np.ndarray]
 """Accuracy (seeds, tasks, rounds) by method, clients (own, unseen) and images (all, disjoint)."""
 
 
@@ -171,10 +171,10 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows."""
 
     def label(method: str, total: float, state: str, tasks: str) -> str:
-        where = "" if tasks == ALIKE else ", unlike tasks"
+        where = "" if tasks == _ALIKE else ", unlike tasks"
         if method == "fixed":
-            return ("FedAvg" if abs(total - EQUAL) < 1e-6 else f"fixed share {total:g}") + where
-        return METHOD_NAMES[method] + STATES[state] + where
+            return ("FedAvg" if abs(total - _EQUAL) < 1e-6 else f"fixed share {total:g}") + where
+        return METHOD_NAMES[method] + _STATES[state] + where
 
     # The images learned from are some of the paper's test set.
     evaluation, test = settings["evaluation"], settings["test"]
@@ -186,7 +186,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     names = sorted(
         dict.fromkeys(rows.label), key=lambda name: (name != "FedAvg", name.startswith("fixed"))
     )
-    curves: Curves = {
+    curves: _Curves = {
         (name, clients, images): _by_round(
             select(rows, label=name, clients=clients), [{"disjoint": "tested"}.get(images, images)]
         )[..., 0]
@@ -245,7 +245,7 @@ def _by_round(rows: Any, columns: list[str]) -> np.ndarray:
 
 
 def _gains(
-    curves: Curves,
+    curves: _Curves,
     first: str,
     second: str,
     clients: str = "unseen",
@@ -260,9 +260,9 @@ def _gains(
     return (gap.mean(-1) if along else gap[..., -1]).mean(-1)
 
 
-def _verdicts(curves: Curves, everything: str) -> Iterator[Verdict]:
+def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
     """The paper's claims as it tests them, then what each departure changes; of methods that are there."""
-    ours, rich, unlike = STATES[OURS], STATES[RICHER], f"{STATES[OURS]}, unlike tasks"
+    ours, rich, unlike = _STATES[_OURS], _STATES[_RICHER], f"{_STATES[_OURS]}, unlike tasks"
     final, along = "final test accuracy", "mean accuracy over the rounds"
     names = {name for name, _, _ in curves}
 
@@ -308,10 +308,10 @@ def _verdicts(curves: Curves, everything: str) -> Iterator[Verdict]:
     claim = "a richer state adds to MTL's final accuracy, centred state"
     yield from verdict(claim, "MTL" + rich, "MTL" + ours, paper=False)
     claim = f"MTL{rich}, comes within .005 of the share that knows the minority"
-    yield from verdict(claim, f"fixed share {INFORMED:g}", "MTL" + rich, below=0.005, paper=False)
+    yield from verdict(claim, f"fixed share {_INFORMED:g}", "MTL" + rich, below=0.005, paper=False)
 
 
-def _plot(curves: Curves, shares: dict[str, np.ndarray]) -> Figure:
+def _plot(curves: _Curves, shares: dict[str, np.ndarray]) -> Figure:
     """Test accuracy by round, then each client's share under STL and under MTL."""
     figure, (left, *right) = panels(12, 3.8, 3)
     mean = {
@@ -320,7 +320,11 @@ def _plot(curves: Curves, shares: dict[str, np.ndarray]) -> Figure:
         if (clients, images) == ("unseen", "all") and not name.endswith("unlike tasks")
     }
     rounds = np.arange(1, len(mean["FedAvg"]) + 1)
-    for name in ("FedAvg", f"fixed share {INFORMED:g}", *(name for name in shares if name in mean)):
+    for name in (
+        "FedAvg",
+        f"fixed share {_INFORMED:g}",
+        *(name for name in shares if name in mean),
+    ):
         left.plot(rounds, mean[name], label=name)
     left.set(title="test accuracy of the aggregate", xlabel="round")
     left.set_ylim(mean["FedAvg"][1:].min(), None)

@@ -35,7 +35,7 @@ SURVIVORSHIP = (
 )
 
 
-class Runs(NamedTuple):
+class _Runs(NamedTuple):
     """Where each run stands in its experiments."""
 
     experiment: np.ndarray
@@ -101,11 +101,11 @@ class Experiments:
         """Number of (experiment, year) pairs."""
         return len(self.own) * len(self.years.years)
 
-    def runs(self, cells: Sequence[Cell], each: int = 1) -> Runs:
+    def runs(self, cells: Sequence[Cell], each: int = 1) -> _Runs:
         """The places of cells with `each` runs, in their order."""
         experiment = np.repeat([cell["experiment"] for cell in cells], each)
         year = np.repeat([self.years.years.index(cell["year"]) for cell in cells], each)
-        return Runs(
+        return _Runs(
             experiment,
             experiment * len(self.years.years) + year,
             self.years.known(self.training.window)[year],

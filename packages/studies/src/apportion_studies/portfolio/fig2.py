@@ -38,8 +38,8 @@ from apportion.training import Chunk, Chunks
 from apportion.trees import stack
 from apportion_studies.portfolio.experiments import SMALL, by_cell, each_policy
 
-EVERY = 50
-SCALES = {
+_EVERY = 50
+_SCALES = {
     "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, held_out=7, **SMALL)),
     "paper": (10, PortfolioSettings.paper(method="stl", held_out=18)),
 }
@@ -49,7 +49,7 @@ SCALES = {
 def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """A cell for each watched run."""
     prices = embedded_prices() if prices is None else prices
-    count, settings = SCALES[scale]
+    count, settings = _SCALES[scale]
     settings = replace(settings, seed=seed)
     if scale == "quick":
         # Eight years show the same as all of them in a third of the time.
@@ -62,7 +62,7 @@ def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 def _compute(
     prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """A row for every 50 steps of every run: what `watched` says of them, and reward_change."""
+    """A row for every 50 steps of every run: what `_watched` says of them, and reward_change."""
     market = training.training_market(prices.until(f"{prices.years()[-1]}-01-01"), s)
     runs = [cell["run"] for cell in cells]
     seen, _ = split_entities(len(prices.tickers), s.held_out, seed=s.seed)
@@ -74,7 +74,7 @@ def _compute(
     def on_chunk(chunk: Chunk) -> None:
         # A copy: the next chunk writes over this one's arrays.
         found.append(jax.tree.map(jnp.copy, chunk.policy))
-        if chunk.step % (20 * EVERY) == 0:
+        if chunk.step % (20 * _EVERY) == 0:
             progress(f"single-task runs: step {chunk.step}", chunk.step / chunk.steps)
 
     trained = train_portfolio_runs(
@@ -85,9 +85,9 @@ def _compute(
         run_keys=keys,
         # Without smoothing the recorded score is the batch's own.
         priority=replace(s, smoothing=0.0).priority(1.0),
-        chunks=Chunks(EVERY, on_chunk=on_chunk),
+        chunks=Chunks(_EVERY, on_chunk=on_chunk),
     )
-    table = watched(trained.metrics)
+    table = _watched(trained.metrics)
     # After training, for many at once: a walk takes as long for hundreds of policies as for one.
     rewards = np.asarray(_episode_rewards(stack(found), market, tasks))
     # Both go by run, then by time.
@@ -95,7 +95,7 @@ def _compute(
     yield from by_cell(cells, table.rename(columns={"run": "place"}))
 
 
-def watched(metrics: Any) -> pd.DataFrame:
+def _watched(metrics: Any) -> pd.DataFrame:
     """Every 50 steps of every run (column `run`): the highest score of their minibatches, and the first
     minibatch's own score and gradient norm.
 
@@ -104,7 +104,7 @@ def watched(metrics: Any) -> pd.DataFrame:
     """
     rows = metrics.sort_values(["run", "step"])
     rows = rows.assign(score=rows.groupby("run").score.shift(-1))
-    last = ((rows.step - rows.step.min()) // EVERY + 1) * EVERY
+    last = ((rows.step - rows.step.min()) // _EVERY + 1) * _EVERY
     found = {"score": ("score", "max"), "batch_score": ("score", "first")}
     found |= {"gradient_norm": ("gradient_norm", "first")}
     return rows.groupby(["run", last]).agg(**found).reset_index()
@@ -123,7 +123,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Arr
     return each_policy(at_one_time, policies, at_once=40)
 
 
-def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
+def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
     """Spearman's correlation; with `given`, of what a smooth curve in it leaves of the ranks.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
@@ -131,12 +131,12 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = No
     """
     a, b = (rankdata(v) for v in (x, y))
     if given is not None:
-        design = smooth_curves(rankdata(given))
+        design = _smooth_curves(rankdata(given))
         a, b = (v - design @ np.linalg.lstsq(design, v, rcond=None)[0] for v in (a, b))
     return round(float(np.corrcoef(a, b)[0, 1]), 12)
 
 
-def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
+def _smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
     """A basis of the cubic splines in time of so many pieces of equal length (times, curves).
 
     A straight line would leave the bend that most things have in training time, and two things that
@@ -158,13 +158,13 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     runs = [run for _, run in table.groupby("run")]
     verdicts = []
     for name, score, column in (
-        (f"the highest score in {EVERY} steps and |reward change|", "score", "reward_change"),
+        (f"the highest score in {_EVERY} steps and |reward change|", "score", "reward_change"),
         ("a minibatch's score and gradient norm", "batch_score", "gradient_norm"),
     ):
         for given in (False, True):
             # A gradient's norm is its own absolute value.
             correlations = [
-                rank_correlation(run[score], run[column].abs(), run.step if given else None)
+                _rank_correlation(run[score], run[column].abs(), run.step if given else None)
                 for run in runs
             ]
             claim = f"{name} are correlated{' at equal training time' if given else ''}"
@@ -183,7 +183,7 @@ def _plot(table: Any) -> Figure:
     figure, (left, right) = panels(10, 4.2, frame=True)
     change = "change of the episode's log growth a year"
     for axes, score, seen, column, label in (
-        (left, "score", f"largest score in {EVERY} steps", "reward_change", change),
+        (left, "score", f"largest score in {_EVERY} steps", "reward_change", change),
         (right, "batch_score", "score of a minibatch", "gradient_norm", "its gradient's norm"),
     ):
         points = axes.scatter(table[score], table[column], c=table.step, s=5, cmap="viridis")

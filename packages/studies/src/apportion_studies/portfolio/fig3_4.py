@@ -64,17 +64,17 @@ from apportion_studies.portfolio.experiments import (
     note,
 )
 
-TILT = "volatility-tilt"
-MULTI = ("mtl", "pmtl")
-FROM, UP_TO = 0.3, 0.2
+_TILT = "volatility-tilt"
+_MULTI = ("mtl", "pmtl")
+_FROM, _UP_TO = 0.3, 0.2
 """The fractions of tasks from which on priorities should help, and up to which they should not."""
-LITTLE = 1.0
+_LITTLE = 1.0
 """Points a year that count as not much."""
 _GAINS = ["gain", "log_gain", "sharpe_gain"]
 
 
 @dataclass(frozen=True)
-class GridSize:
+class _GridSize:
     """How large the grid is; the settings' seed makes its experiments."""
 
     settings: PortfolioSettings
@@ -92,7 +92,7 @@ class GridSize:
     epochs: int
     """Each with an evaluation; so many of few tasks should make a whole number of many tasks' epochs."""
 
-    def within(self, prices: Prices) -> "GridSize":
+    def within(self, prices: Prices) -> "_GridSize":
         """The grid cut to what the data has: its years, and enough instruments held out."""
         s = self.settings
         least = s.window + s.batch
@@ -120,8 +120,8 @@ class GridSize:
         return self.epoch * shared
 
 
-SCALES = {
-    "quick": GridSize(
+_SCALES = {
+    "quick": _GridSize(
         settings=PortfolioSettings.paper(**SMALL),
         experiments=3,
         years=(2017, 2018, 2019),
@@ -132,7 +132,7 @@ SCALES = {
         epoch=40,
         epochs=4,
     ),
-    "paper": GridSize(
+    "paper": _GridSize(
         settings=PortfolioSettings.paper(),
         experiments=10,
         years=tuple(range(2013, 2020)),
@@ -149,17 +149,17 @@ SCALES = {
 def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """The grid behind both figures, the longest programs first."""
     prices = embedded_prices() if prices is None else prices
-    size = SCALES[scale].within(prices)
+    size = _SCALES[scale].within(prices)
     size = replace(size, settings=replace(size.settings, seed=seed))
     few, many = size.counts
     programs = [
-        *product(MULTI, (many,)),
+        *product(_MULTI, (many,)),
         ("stl", many),
-        *product(MULTI, (few,)),
+        *product(_MULTI, (few,)),
         ("stl", size.long),
     ]
     cells = []
-    for method, count in [*programs, (LAZY, 0), (TILT, 0)]:
+    for method, count in [*programs, (LAZY, 0), (_TILT, 0)]:
         for experiment, year in product(range(size.experiments), size.years):
             values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
             program = f"{method}-{count}"
@@ -171,7 +171,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
     return Plan("fig3-4", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
-def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
+def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """The rows of cells of one program: all of them trained in one vmap, tested at every epoch."""
     s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
     counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
@@ -201,7 +201,7 @@ def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: On
     every = 1
     if method == LAZY:
         record(test(copies(lazy_rebalancing(), len(cells))), 0)
-    elif method == TILT:
+    elif method == _TILT:
         record(test(EqualShares(), _follow_tilt), 0)
     else:
         every = size.updates(method, count)
@@ -273,15 +273,15 @@ def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataF
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     held_out, own = (select(rows, tested=kind) for kind in ("held-out", "own"))
-    (few, many), years = task_counts(rows), sorted(rows.year.unique())
+    (few, many), years = _task_counts(rows), sorted(rows.year.unique())
     last = int(select(rows, method="stl", tasks=many).epoch.max())
-    shown = {"STL": ("stl", many), "lazy Equal CRP": (LAZY, 0), "volatility tilt": (TILT, 0)} | {
+    shown = {"STL": ("stl", many), "lazy Equal CRP": (LAZY, 0), "volatility tilt": (_TILT, 0)} | {
         f"{METHOD_NAMES[method]}, {count} tasks": (method, count)
-        for count, method in product((few, many), MULTI)
+        for count, method in product((few, many), _MULTI)
     }
     gains = {
         label: {
-            name: over_rows_and_columns(gains_of(held_out, method=method, tasks=count)[some])
+            name: over_rows_and_columns(_gains_of(held_out, method=method, tasks=count)[some])
             for name, (method, count) in shown.items()
         }
         for label, some in (
@@ -290,8 +290,8 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         )
     }
     draw = partial(forest, gains, f"points a year over Equal CRP, net, after {last} epochs")
-    mtl, pmtl = (gains_of(held_out, method=method, tasks=many) for method in MULTI)
-    sharpe = gains_of(held_out, method="mtl", tasks=many, column="sharpe_gain")
+    mtl, pmtl = (_gains_of(held_out, method=method, tasks=many) for method in _MULTI)
+    sharpe = _gains_of(held_out, method="mtl", tasks=many, column="sharpe_gain")
     notes = (
         *_notes_on_what_learns_nothing(held_out),
         note(f"MTL with {many} tasks", mtl),
@@ -310,7 +310,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [fig3, fig4]
 
 
-def gains_of(
+def _gains_of(
     table: Any,
     *,
     step: int | None = None,
@@ -332,7 +332,7 @@ def _summary(table: Any) -> pd.DataFrame:
     """A row for each method, number of tasks and epoch: mean gains, the gain's interval."""
     found, by = [], ["method", "tasks", "tested", "epoch", "step"]
     for key, own in table.groupby(by):
-        gains = gains_of(own)
+        gains = _gains_of(own)
         e = over_rows_and_columns(gains)
         found.append(
             dict(zip(by, key, strict=True))
@@ -343,27 +343,29 @@ def _summary(table: Any) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def task_counts(table: Any) -> tuple[int, int]:
+def _task_counts(table: Any) -> tuple[int, int]:
     """The numbers of tasks of multi-task policies, few and many."""
     few, many = sorted(int(t) for t in select(table, method="mtl").tasks.unique())
     return few, many
 
 
-def trained_for(table: Any) -> tuple[dict[tuple[str, int], int], int]:
+def _trained_for(table: Any) -> tuple[dict[tuple[str, int], int], int]:
     """Updates of a policy in the end, by method and number of tasks; and how many single-task policies go
     on to as many as one of few tasks has.
     """
     ends = table.groupby(["method", "tasks"]).step.max().to_dict()
-    [long] = [count for method, count in ends if method == "stl" and count != task_counts(table)[1]]
+    [long] = [
+        count for method, count in ends if method == "stl" and count != _task_counts(table)[1]
+    ]
     return ends, long
 
 
-def at_equal_epochs(updates: int, others: int) -> str:
+def _at_equal_epochs(updates: int, others: int) -> str:
     """The paper's protocol in words."""
     return f"at equal epochs ({updates:,} updates against {others:,})"
 
 
-def at_equal_updates(updates: int) -> str:
+def _at_equal_updates(updates: int) -> str:
     """The other protocol in words."""
     return f"at equal updates ({updates:,} each)"
 
@@ -383,81 +385,81 @@ def _by_years(claim: str, gap: Any, *, paper: bool, **bounds: float) -> Iterator
 
 
 def _transfer_verdicts(table: Any) -> Iterator[Verdict]:
-    (few, many), (ends, long) = task_counts(table), trained_for(table)
-    for method, count in product(MULTI, (few, many)):
-        gains = gains_of(table, method=method, tasks=count)
+    (few, many), (ends, long) = _task_counts(table), _trained_for(table)
+    for method, count in product(_MULTI, (few, many)):
+        gains = _gains_of(table, method=method, tasks=count)
         name = f"{METHOD_NAMES[method]} with {count} tasks"
         claim = f"{name} beats Equal CRP after {ends[method, count]:,} updates"
         yield from _by_years(claim, gains, paper=True)
     most, equal = ends["mtl", many], ends["mtl", few]
-    for step, over_few, over_single in (
-        (most, at_equal_epochs(most, equal), at_equal_epochs(most, ends["stl", many])),
-        (equal, at_equal_updates(equal), at_equal_updates(equal)),
+    for step, than_few, than_single in (
+        (most, _at_equal_epochs(most, equal), _at_equal_epochs(most, ends["stl", many])),
+        (equal, _at_equal_updates(equal), _at_equal_updates(equal)),
     ):
-        mtl = gains_of(table, method="mtl", tasks=many, step=step)
-        claim = f"{many} tasks transfer better than {few} {over_few} (MTL)"
-        gap = mtl - gains_of(table, method="mtl", tasks=few)
+        mtl = _gains_of(table, method="mtl", tasks=many, step=step)
+        claim = f"{many} tasks transfer better than {few} {than_few} (MTL)"
+        gap = mtl - _gains_of(table, method="mtl", tasks=few)
         yield from _by_years(claim, gap, paper=False)
-        claim = f"MTL with {many} tasks transfers better than STL {over_single}"
-        gap = mtl - gains_of(table, method="stl", tasks=many if step == most else long)
+        claim = f"MTL with {many} tasks transfers better than STL {than_single}"
+        gap = mtl - _gains_of(table, method="stl", tasks=many if step == most else long)
         yield from _by_years(claim, gap, paper=False)
 
 
 def _notes_on_what_learns_nothing(table: Any) -> tuple[str, str]:
     return (
-        note("Lazy Equal CRP, which learns nothing", gains_of(table, method=LAZY)),
-        note("A tilt to volatile instruments, which learns nothing", gains_of(table, method=TILT)),
+        note("Lazy Equal CRP, which learns nothing", _gains_of(table, method=LAZY)),
+        note(
+            "A tilt to volatile instruments, which learns nothing", _gains_of(table, method=_TILT)
+        ),
     )
 
 
 def _learning_verdicts(table: Any) -> Iterator[Verdict]:
-    (few, many), (ends, long) = task_counts(table), trained_for(table)
+    (few, many), (ends, long) = _task_counts(table), _trained_for(table)
     equal = ends["pmtl", few]
-    for count, method in product((few, many), MULTI):
+    for count, method in product((few, many), _MULTI):
         own, paper = {"method": method, "tasks": count}, method == "pmtl"
         name = f"{METHOD_NAMES[method]} with {count} tasks"
         ours = _curve(table, count, **own)
         single = _curve(table, count, method="stl", tasks=many)
-        claim = f"{name} beats STL {at_equal_epochs(ends[method, count], ends['stl', many])}"
+        claim = f"{name} beats STL {_at_equal_epochs(ends[method, count], ends['stl', many])}"
         yield from _by_years(claim, ours[-1] - single[-1], paper=paper)
         if paper:
             claim = f"{name} learns faster than STL at equal epochs (mean of all {len(ours)})"
             yield from _by_years(claim, _mean(ours) - _mean(single), paper=True)
-        ours = gains_of(table, step=equal, first=long, **own)
-        claim = f"{name} beats STL {at_equal_updates(equal)}"
-        yield from _by_years(claim, ours - gains_of(table, method="stl", tasks=long), paper=False)
+        ours = _gains_of(table, step=equal, first=long, **own)
+        claim = f"{name} beats STL {_at_equal_updates(equal)}"
+        yield from _by_years(claim, ours - _gains_of(table, method="stl", tasks=long), paper=False)
     # The same tasks for both: those of the policies with few.
-    fewer = gains_of(table, method="pmtl", tasks=few)
+    fewer = _gains_of(table, method="pmtl", tasks=few)
     for step, words in (
-        (ends["pmtl", many], at_equal_epochs(ends["pmtl", many], equal)),
-        (equal, at_equal_updates(equal)),
+        (ends["pmtl", many], _at_equal_epochs(ends["pmtl", many], equal)),
+        (equal, _at_equal_updates(equal)),
     ):
-        more = gains_of(table, method="pmtl", tasks=many, step=step, first=few)
+        more = _gains_of(table, method="pmtl", tasks=many, step=step, first=few)
         claim = f"{many} tasks beat {few} {words} (P-MTL)"
         yield from _by_years(claim, more - fewer, paper=step != equal)
     for count in (few, many):
-        mtl, pmtl = (_curve(table, count, method=method, tasks=count) for method in MULTI)
+        mtl, pmtl = (_curve(table, count, method=method, tasks=count) for method in _MULTI)
         yield from _by_years(f"P-MTL beats MTL with {count} tasks", pmtl[-1] - mtl[-1], paper=True)
         claim = f"P-MTL with {count} tasks learns faster than MTL (mean of all epochs)"
         yield from _by_years(claim, _mean(pmtl) - _mean(mtl), paper=True)
         yield from _by_years(f"P-MTL with {count} tasks beats Equal CRP", pmtl[-1], paper=True)
-    ends = {method: over_single(table, method, many) for method in MULTI}
+    ends = {method: _over_single(table, method, many) for method in _MULTI}
     gap = ends["pmtl"] - ends["mtl"]
-    claim = f"from {FROM:.0%} of {many} tasks on P-MTL gains more over STL than MTL"
-    upper = gap.loc[:, gap.columns >= FROM].mean(axis=1).unstack("year")
+    claim = f"from {_FROM:.0%} of {many} tasks on P-MTL gains more over STL than MTL"
+    upper = gap.loc[:, gap.columns >= _FROM].mean(axis=1).unstack("year")
     yield from _by_years(f"{claim} (mean over these fractions, equal epochs)", upper, paper=True)
-    claim = (
-        f"up to {UP_TO:.0%} of {many} tasks prioritising helps by less than {LITTLE:g} point a year"
-    )
-    lower = gap.loc[:, gap.columns <= UP_TO].mean(axis=1).unstack("year")
+    claim = f"up to {_UP_TO:.0%} of {many} tasks prioritising helps by less than {_LITTLE:g} point a year"
+    lower = gap.loc[:, gap.columns <= _UP_TO].mean(axis=1).unstack("year")
     claim = f"{claim} (mean over these fractions, equal epochs)"
-    yield from _by_years(claim, lower, paper=True, below=LITTLE)
+    yield from _by_years(claim, lower, paper=True, below=_LITTLE)
 
 
 def _curve(table: Any, first: int, **where: Any) -> list[Any]:
     """The gains on the first tasks after each epoch, experiments by years each."""
     steps = sorted(select(table, **where).step.unique())
-    return [gains_of(table, step=step, first=first, **where) for step in steps]
+    return [_gains_of(table, step=step, first=first, **where) for step in steps]
 
 
 def _mean(curve: Sequence[Any]) -> Any:
@@ -465,13 +467,13 @@ def _mean(curve: Sequence[Any]) -> Any:
     return sum(curve[1:], start=curve[0]) / len(curve)
 
 
-def over_single(table: Any, method: str, count: int) -> Any:
+def _over_single(table: Any, method: str, count: int) -> Any:
     """What so many tasks gain over their single-task policies at the end, equal epochs.
 
     A row for each experiment and year; a column for each fraction of the tasks: the gain that so many of
     them reach at least.
     """
-    single = select(table, method="stl", tasks=task_counts(table)[1])
+    single = select(table, method="stl", tasks=_task_counts(table)[1])
     key = ["experiment", "year", "task"]
     both = [
         one[one.step == one.step.max()].set_index(key).gain
@@ -485,12 +487,12 @@ def over_single(table: Any, method: str, count: int) -> Any:
 
 def _learning_notes(table: Any) -> Iterator[str]:
     yield from _notes_on_what_learns_nothing(table)
-    (few, many), (ends, long) = task_counts(table), trained_for(table)
+    (few, many), (ends, long) = _task_counts(table), _trained_for(table)
     for count in (few, many):
-        gains = gains_of(table, method="mtl", tasks=count)
+        gains = _gains_of(table, method="mtl", tasks=count)
         yield note(f"MTL with {count} tasks, {ends['mtl', count]:,} updates", gains)
     for count in (many, long):
-        gains = gains_of(table, method="stl", tasks=count)
+        gains = _gains_of(table, method="stl", tasks=count)
         yield note(f"STL, {ends['stl', count]:,} updates, first {count} tasks", gains)
     yield (
         "Equal epochs, the paper's protocol, give a multi-task policy T times the updates of a "
@@ -504,7 +506,7 @@ def _plot_learning(table: Any) -> Figure:
     their interquartile range, and dashed the mean of all years; then, for each fraction of tasks, the
     gain over STL that they reach at least.
     """
-    few, many = task_counts(table)
+    few, many = _task_counts(table)
     figure, (*curves, fractions) = panels(13, 4, 3)
     last = int(table.year.max())
     for axis, count in zip(curves, (few, many), strict=True):
@@ -521,8 +523,8 @@ def _plot_learning(table: Any) -> Figure:
             axis.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)
             axis.plot(epochs, [np.mean(gains) for gains in curve], colour + "--", linewidth=1)
         axis.set(title=f"{count} tasks, {last} (dashed: all years)", xlabel="epochs")
-        for method in MULTI:
-            gaps = over_single(table, method, count).xs(last, level="year").to_numpy().ravel()
+        for method in _MULTI:
+            gaps = _over_single(table, method, count).xs(last, level="year").to_numpy().ravel()
             share = np.arange(1, len(gaps) + 1) / len(gaps)
             label = f"{METHOD_NAMES[method]} {count}"
             fractions.plot(-np.sort(-gaps), share, label=label, linewidth=1)

@@ -40,7 +40,7 @@ from apportion_studies.portfolio.experiments import SMALL, each_policy
 
 
 @dataclass(frozen=True)
-class Size:
+class _Size:
     """How large the study is, and how policies are trained."""
 
     settings: PortfolioSettings
@@ -58,29 +58,29 @@ class Size:
         tasks = self.settings.tasks if method == "pmtl" else 1
         found = {
             f"{method}, {when}": tasks * self.updates * epochs
-            for when, epochs in zip(WHEN, self.epochs, strict=True)
+            for when, epochs in zip(_WHEN, self.epochs, strict=True)
         }
         if method == "stl":
-            found[EQUAL_UPDATES] = self.settings.tasks * self.updates * self.epochs[0]
+            found[_EQUAL_UPDATES] = self.settings.tasks * self.updates * self.epochs[0]
         return found
 
 
-WHEN = FEW, MANY = ("few epochs", "many epochs")
-EQUAL_UPDATES = "stl, equal updates"
-PAIRS = {
-    f"stl, {FEW}": (f"pmtl, {FEW}", f"stl, {FEW}"),
-    f"stl, {MANY}": (f"pmtl, {MANY}", f"stl, {MANY}"),
-    EQUAL_UPDATES: (f"pmtl, {FEW}", EQUAL_UPDATES),
+_WHEN = _FEW, _MANY = ("few epochs", "many epochs")
+_EQUAL_UPDATES = "stl, equal updates"
+_PAIRS = {
+    f"stl, {_FEW}": (f"pmtl, {_FEW}", f"stl, {_FEW}"),
+    f"stl, {_MANY}": (f"pmtl, {_MANY}", f"stl, {_MANY}"),
+    _EQUAL_UPDATES: (f"pmtl, {_FEW}", _EQUAL_UPDATES),
 }
 """What is compared: each single-task policy with the multi-task one of the same epochs or updates."""
-DRAWN = PAIRS[f"stl, {MANY}"]
-METHODS = (f"pmtl, {FEW}", f"pmtl, {MANY}", *PAIRS)
-SCALES = {
-    "quick": Size(
+_DRAWN = _PAIRS[f"stl, {_MANY}"]
+_METHODS = (f"pmtl, {_FEW}", f"pmtl, {_MANY}", *_PAIRS)
+_SCALES = {
+    "quick": _Size(
         PortfolioSettings.paper(tasks=12, held_out=7, **SMALL),
         policies=3, watched=2, updates=50, epochs=(1, 3),
     ),
-    "paper": Size(
+    "paper": _Size(
         PortfolioSettings.paper(tasks=30, held_out=18),
         policies=10, watched=3, updates=300, epochs=(2, 12),
     ),
@@ -90,7 +90,7 @@ SCALES = {
 def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """A cell for each multi-task policy, and one for each single-task policy."""
     prices = embedded_prices() if prices is None else prices
-    size = SCALES[scale]
+    size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
     policies, tasks = size.policies, list(range(size.watched))
     cells = [
@@ -106,10 +106,10 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
     about = {"data": prices.summary(), **own}
     about |= {name: value for name, value in vars(size).items() if name != "settings"}
     compute = partial(_compute, prices, size)
-    return Plan("fig5", tuple(cells), compute, _conclude, about, keep=mark_drawn)
+    return Plan("fig5", tuple(cells), compute, _conclude, about, keep=_mark_drawn)
 
 
-def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
+def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day.
 
     It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.
@@ -183,7 +183,7 @@ def _walk_each(policies: Policy, market: Market, tasks: Task) -> Walk:
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the walks."""
     table = rows.drop(columns="cell", errors="ignore")
-    deviation, gain = (by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
+    deviation, gain = (_by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
     gain = {name: table.date.nunique() * values for name, values in gain.items()}
     notes = (
         "The task drawn is the one where the multi-task policy gains most over the single-task one: "
@@ -194,7 +194,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         *(
             f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP, mean deviation from equal "
             f"shares {float(deviation[name].mean()):.4f}"
-            for name in METHODS
+            for name in _METHODS
         ),
     )
     # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
@@ -205,7 +205,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [FigureResult("fig5", title, *found)]
 
 
-def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
+def _by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
     """A method's values of a column, policies by months; the mean of such a table is that over all days.
 
     The tasks of a policy share it and its instruments; the days of a month share a market.
@@ -215,13 +215,13 @@ def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
     sums = table[column].groupby(keys).sum().unstack("month")
     tasks = table.task.groupby([table.method, table.policy]).nunique().max()
     days = table.date.nunique() / sums.shape[1]
-    return {name: sums.loc[name].to_numpy() / (days * tasks) for name in METHODS}
+    return {name: sums.loc[name].to_numpy() / (days * tasks) for name in _METHODS}
 
 
-def mark_drawn(rows: Any) -> pd.DataFrame:
+def _mark_drawn(rows: Any) -> pd.DataFrame:
     """The rows with the task to draw marked; shares are kept for that one."""
     total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
-    multi, single = DRAWN
+    multi, single = _DRAWN
     policy, task = (total[multi] - total[single]).idxmax()
     drawn = (rows.policy == policy) & (rows.task == task)
     is_share = rows.columns.str.startswith("share ")
@@ -236,8 +236,8 @@ def _verdicts(
 
     Then whether a policy gains more on the days it strays further, on top of what straying is worth.
     """
-    for name, (multi, single) in PAIRS.items():
-        paper = name != EQUAL_UPDATES
+    for name, (multi, single) in _PAIRS.items():
+        paper = name != _EQUAL_UPDATES
         claim = f"the policy of {name}, keeps nearly equal shares (mean deviation below 0.02)"
         yield Verdict.of(claim, over_rows_and_columns(deviation[single]), below=0.02, paper=paper)
         claim = f"the multi-task policy strays further from equal shares than {name}"
@@ -248,20 +248,20 @@ def _verdicts(
         yield Verdict.of(claim, ahead, paper=False)
     days = table.groupby(["method", "policy", "task"])
     further = table.deviation - days.deviation.transform("mean")
-    for name in (*METHODS[:2], EQUAL_UPDATES):
+    for name in (*_METHODS[:2], _EQUAL_UPDATES):
         spread = float(further[table.method == name].std())
         together = table.assign(together=further * table.over_equal / (spread or 1.0))
-        moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
+        moved = table.date.nunique() * _by_policy_and_month(together, "together")[name]
         claim = f"{name}: strays from equal shares where it pays"
         claim += " (gain with one more deviation of straying)"
-        yield Verdict.of(claim, over_rows_and_columns(moved), paper=name != EQUAL_UPDATES)
+        yield Verdict.of(claim, over_rows_and_columns(moved), paper=name != _EQUAL_UPDATES)
 
 
 def _plot(table: Any) -> Figure:
     """Gain over Equal CRP, then the allocations of both policies."""
     rows = table[table.drawn]
     figure, axes = panels(14, 4.2, 3, frame=True)
-    for name, colour in zip((*DRAWN, EQUAL_UPDATES), ("C1", "C0", "0.7"), strict=True):
+    for name, colour in zip((*_DRAWN, _EQUAL_UPDATES), ("C1", "C0", "0.7"), strict=True):
         one = rows[rows.method == name]
         gain = 100 * np.expm1(one.over_equal.cumsum())
         axes[0].plot(pd.to_datetime(one.date), gain, color=colour, label=name)
@@ -270,7 +270,7 @@ def _plot(table: Any) -> Figure:
     axes[0].legend(fontsize=8)
     shares = [c for c in rows.columns if c.startswith("share ")]
     labels = [c.removeprefix("share ") for c in shares]
-    for axis, name in zip(axes[1:], DRAWN, strict=True):
+    for axis, name in zip(axes[1:], _DRAWN, strict=True):
         one = rows[rows.method == name]
         axis.stackplot(pd.to_datetime(one.date), one[shares].T.to_numpy(float), labels=labels)
         axis.set_title(f"allocations, {name}", fontsize=10)

@@ -62,23 +62,23 @@ from apportion_studies.portfolio.experiments import (
     each_policy,
 )
 
-OURS, LITERAL = "ours", "all of them: the paper as printed"
-RAW, REMEMBERED, ACTED, AFTER, STOPS = DEPARTURES = (
+_OURS, _LITERAL = "ours", "all of them: the paper as printed"
+_RAW, _REMEMBERED, _ACTED, _AFTER, _STOPS = _DEPARTURES = (
     "raw ratios as the state",
     "allocations out of memory in the update",
     "memory filled by acting alone",
     "the score after the update",
     "acting that stops at the end",
 )
-ARMS = (OURS, *DEPARTURES, LITERAL)
-NOISE = 0.1
+_ARMS = (_OURS, *_DEPARTURES, _LITERAL)
+_NOISE = 0.1
 """Standard deviation of the noise on the scores of what is acted."""
-NEAR = 0.02
+_NEAR = 0.02
 """Mean deviation from equal shares below which a policy has not left them; Figure 5's."""
-TOLERANCE = 3.0
+_TOLERANCE = 3.0
 """Points a year that a value may move the gain before results hang on it."""
 _JIANG = "as in the code published by Jiang et al. (2017), whom the paper follows"
-WHY = {
+_WHY = {
     "window": f"H; {_JIANG}",
     "batch": f"B; {_JIANG}",
     "learning_rate": f"of Adam; {_JIANG}",
@@ -87,18 +87,18 @@ WHY = {
     "optimiser": f"Adam; {_JIANG}",
 }
 """The values that the paper leaves open, and where ours are from."""
-ONE_YEAR = (
+_ONE_YEAR = (
     "The instruments are those that were large when the data was gathered (survivorship); intervals are "
     "over experiments in one year of one market, and say nothing of other years."
 )
-PLAIN = "plain gradient"
-_PLAIN = optax.identity()
+_PLAIN = "plain gradient"
+_UNSCALED = optax.identity()
 _RATES = (1, 100, 10_000)
 """Learning rates of the plain gradient, as multiples of Adam's."""
 
 
 @dataclass(frozen=True)
-class Variant:
+class _Variant:
     """A way to train: which departures are put back, and which settings changed."""
 
     name: str
@@ -111,26 +111,26 @@ class Variant:
     def program(self) -> str:
         """Runs that differ in learning rate and cost alone are one program."""
         if self.setting in ("learning_rate", "cost"):
-            return OURS
-        return PLAIN if self.setting == "optimiser" else self.name
+            return _OURS
+        return _PLAIN if self.setting == "optimiser" else self.name
 
 
-def variants(s: PortfolioSettings) -> dict[str, Variant]:
+def _variants(s: PortfolioSettings) -> dict[str, _Variant]:
     """All of them by name, ours first."""
-    found = [Variant(OURS), *(Variant(one, (one,)) for one in DEPARTURES[:-1])]
-    found += [Variant(STOPS, (ACTED, STOPS)), Variant(LITERAL, DEPARTURES)]
-    for name, (word, factor) in product(list(WHY)[:-1], (("halved", 0.5), ("doubled", 2.0))):
+    found = [_Variant(_OURS), *(_Variant(one, (one,)) for one in _DEPARTURES[:-1])]
+    found += [_Variant(_STOPS, (_ACTED, _STOPS)), _Variant(_LITERAL, _DEPARTURES)]
+    for name, (word, factor) in product(list(_WHY)[:-1], (("halved", 0.5), ("doubled", 2.0))):
         value = type(getattr(s, name))(factor * getattr(s, name))
-        found.append(Variant(f"{name} {word}", changes={name: value}, setting=name))
+        found.append(_Variant(f"{name} {word}", changes={name: value}, setting=name))
     for factor in _RATES:
         value = factor * s.learning_rate
-        name = f"{PLAIN}, learning rate {value:g}"
-        found.append(Variant(name, changes={"learning_rate": value}, setting="optimiser"))
+        name = f"{_PLAIN}, learning rate {value:g}"
+        found.append(_Variant(name, changes={"learning_rate": value}, setting="optimiser"))
     return {one.name: one for one in found}
 
 
 @dataclass(frozen=True)
-class LiteralSize:
+class _LiteralSize:
     """How large the study is."""
 
     settings: PortfolioSettings
@@ -150,20 +150,22 @@ class LiteralSize:
     """n_e where there is acting."""
 
 
-SCALES = {
-    "quick": LiteralSize(PortfolioSettings.paper(tasks=8, **SMALL), 3, 2019, 7, 3, 4, 30, 3, 1, 10),
-    "paper": LiteralSize(PortfolioSettings.paper(), 10, 2019, 18, 5, 10, 300, 3, 3, 10),
+_SCALES = {
+    "quick": _LiteralSize(
+        PortfolioSettings.paper(tasks=8, **SMALL), 3, 2019, 7, 3, 4, 30, 3, 1, 10
+    ),
+    "paper": _LiteralSize(PortfolioSettings.paper(), 10, 2019, 18, 5, 10, 300, 3, 3, 10),
 }
 
 
 def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """A cell for each variant, method and experiment; those that act, the longest, first."""
     prices = embedded_prices() if prices is None else prices
-    size = SCALES[scale]
+    size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
-    known = variants(size.settings)
-    arms = [(one, "pmtl") for one in sorted(known.values(), key=lambda v: ACTED not in v.back)]
-    arms += [(known[name], "stl") for name in (LITERAL, OURS)]
+    known = _variants(size.settings)
+    arms = [(one, "pmtl") for one in sorted(known.values(), key=lambda v: _ACTED not in v.back)]
+    arms += [(known[name], "stl") for name in (_LITERAL, _OURS)]
     cells = []
     for (variant, method), experiment in product(arms, range(size.experiments)):
         values = {"variant": variant.name, "setting": variant.setting, "method": method}
@@ -172,13 +174,13 @@ def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = No
         program = f"{method}, {variant.program}"
         cells.append(Cell(f"{method}-{name}-{experiment}", values, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
-    about = {"data": prices.summary(), **vars(size.settings), **own, "noise": NOISE}
+    about = {"data": prices.summary(), **vars(size.settings), **own, "noise": _NOISE}
     # What these two would say, epochs and cells do.
     del about["steps"], about["method"]
     return Plan("literal", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
-def remembered(
+def _remembered(
     problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
 ) -> BatchRollout:
     """What `lookback` does, with every reward taken in the remembered state: no gradient reaches an
@@ -194,7 +196,7 @@ def remembered(
     return replace(rolled, rewards=rewards)
 
 
-class AsPrinted(Learner):
+class _AsPrinted(Learner):
     """`Direct` as Algorithm 1 prints it: what of its update is kept, and what a task is scored by."""
 
     periods: int = eqx.field(static=True)
@@ -229,10 +231,10 @@ class AsPrinted(Learner):
 
 
 def _compute(
-    prices: Prices, size: LiteralSize, cells: Sequence[Cell], progress: OnProgress
+    prices: Prices, size: _LiteralSize, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
     """The rows of cells of one program: all of them trained in one vmap."""
-    method, known_variants = cells[0]["method"], variants(size.settings)
+    method, known_variants = cells[0]["method"], _variants(size.settings)
     own_variants = [known_variants[cell["variant"]] for cell in cells]
     back, each = own_variants[0].back, size.own if method == "stl" else 1
     by_run = [
@@ -252,7 +254,7 @@ def _compute(
     tasks = take(known.own, known.runs(cells).experiment)
     tasks = single_tasks(tasks.first(size.own).flat) if method == "stl" else tasks
     training, testing = known.training, known.testing
-    if RAW in back:
+    if _RAW in back:
         training, testing = (replace(one, centre=0.0, scale=1.0) for one in (training, testing))
     in_year = (testing, runs.starts[0], costs)
     tested = {
@@ -289,35 +291,35 @@ def _compute(
         policy_keys=policy_keys,
         run_keys=run_keys,
         market_axes=eqx.tree_at(lambda m: m.costs.rate, shared, 0, is_leaf=lambda x: x is None),
-        learner=learner_of(own_variants[0], s, rates),
-        replay=replay_of(back, training.horizon, s.recency, size.acted),
-        explore=GaussianLogits(NOISE) if ACTED in back else None,
+        learner=_learner_of(own_variants[0], s, rates),
+        replay=_replay_of(back, training.horizon, s.recency, size.acted),
+        explore=GaussianLogits(_NOISE) if _ACTED in back else None,
         chunks=Chunks(every, every, on_chunk),
     )
     yield from by_cell(cells, pd.concat(frames))
 
 
-def learner_of(variant: Variant, s: PortfolioSettings, rates: Float[Array, " runs"]) -> Learner:
+def _learner_of(variant: _Variant, s: PortfolioSettings, rates: Float[Array, " runs"]) -> Learner:
     """How batches are learned from."""
-    options: dict[str, Any] = {"transform": _PLAIN} if variant.setting == "optimiser" else {}
-    objective = remembered if REMEMBERED in variant.back else lookback
-    return AsPrinted(
+    options: dict[str, Any] = {"transform": _UNSCALED} if variant.setting == "optimiser" else {}
+    objective = _remembered if _REMEMBERED in variant.back else lookback
+    return _AsPrinted(
         s.batch,
         Direct(s.batch, rates, objective=objective, **options),
-        scored_after=AFTER in variant.back,
-        rewrites=ACTED not in variant.back,
+        scored_after=_AFTER in variant.back,
+        rewrites=_ACTED not in variant.back,
     )
 
 
-def replay_of(back: Sequence[str], horizon: int, recency: float, acted: int) -> Replay:
+def _replay_of(back: Sequence[str], horizon: int, recency: float, acted: int) -> Replay:
     """Memory of the whole period: full from the start, or filled by acting from its first day on."""
-    acts = ACTED in back
+    acts = _ACTED in back
     return Replay(
         length=horizon,
         warm_up=0 if acts else horizon,
         recency=recency,
         act_periods=acted if acts else 0,
-        stops=STOPS in back,
+        stops=_STOPS in back,
     )
 
 
@@ -343,13 +345,13 @@ def _walks(
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     last, year = rows[rows.epoch == rows.epoch.max()], int(rows.year.max())
-    values: Callable[..., np.ndarray] = partial(values_of, last)
+    values: Callable[..., np.ndarray] = partial(_values_of, last)
     notes = [
         f"{METHOD_NAMES[method]}, {name}: {mean_over(values(name, method=method)).value:+.2f} points a "
         f"year over Equal CRP in {year}, in sample "
         f"{values(name, 'log_gain', 'in-sample', method).mean():+.3f} log growth a year, deviation "
         f"from equal shares {values(name, 'deviation', method=method).mean():.4f}"
-        for method, names in (("pmtl", ARMS), ("stl", (OURS, LITERAL)))
+        for method, names in (("pmtl", _ARMS), ("stl", (_OURS, _LITERAL)))
         for name in names
     ]
     departures = FigureResult(
@@ -358,7 +360,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         _summary(last[last.setting == ""]),
         _departure_verdicts(values, year),
         partial(_plot_departures, rows),
-        (*notes, ONE_YEAR),
+        (*notes, _ONE_YEAR),
     )
     moves = _moves(last)
     shown = {
@@ -374,13 +376,13 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         (
             f"P-MTL with {settings['tasks']} tasks after {rows.step.max():,} updates, each change "
             "against ours with the same experiments, tasks, first parameters and draws.",
-            ONE_YEAR,
+            _ONE_YEAR,
         ),
     )
     return [departures, omitted]
 
 
-def values_of(
+def _values_of(
     table: Any, variant: str, column: str = "gain", tested: str = "own", method: str = "pmtl"
 ) -> np.ndarray:
     """A column's values by experiment."""
@@ -400,33 +402,33 @@ def _summary(last: Any) -> pd.DataFrame:
 
 def _departure_verdicts(values: Callable[..., np.ndarray], year: int) -> Iterator[Verdict]:
     """Who leaves equal shares, what each departure is worth, and the paper's claims of its own method."""
-    stays = f"has not left equal shares (mean deviation below {NEAR:g})"
-    for name in ARMS:
+    stays = f"has not left equal shares (mean deviation below {_NEAR:g})"
+    for name in _ARMS:
         found = mean_over(values(name, "deviation"))
-        yield Verdict.of(f"{name}: P-MTL {stays}", found, below=NEAR, paper=False)
-    for name in ARMS[1:]:
-        base = ACTED if name == STOPS else OURS
+        yield Verdict.of(f"{name}: P-MTL {stays}", found, below=_NEAR, paper=False)
+    for name in _ARMS[1:]:
+        base = _ACTED if name == _STOPS else _OURS
         claim = f"{name}: grows less in sample than {base} (log growth a year)"
         gap = (values(one, "log_gain", "in-sample") for one in (base, name))
         yield Verdict.of(claim, compare(*gap), paper=False)
         claim = f"{name}: gains less than {base} on own tasks in {year}"
         yield Verdict.of(claim, compare(values(base), values(name)), paper=False)
-    for name in (OURS, LITERAL):
-        paper = name == LITERAL
+    for name in (_OURS, _LITERAL):
+        paper = name == _LITERAL
         claim = f"{name}: P-MTL beats STL at equal epochs on own tasks in {year}"
         yield Verdict.of(claim, compare(values(name), values(name, method="stl")), paper=paper)
         claim = f"{name}: P-MTL beats Equal CRP on held-out instruments in {year}"
         yield Verdict.of(claim, mean_over(values(name, tested="held-out")), paper=paper)
         found = mean_over(values(name, "deviation", method="stl"))
-        yield Verdict.of(f"{name}: STL {stays}", found, below=NEAR, paper=paper)
+        yield Verdict.of(f"{name}: STL {stays}", found, below=_NEAR, paper=paper)
 
 
-Moves = list[tuple[str, str, dict[tuple[str, str], Estimate]]]
+_Moves = list[tuple[str, str, dict[tuple[str, str], Estimate]]]
 """Variants, the value that each changes, and how much that moves each number from ours."""
 
 
-def _moves(last: Any) -> Moves:
-    values = partial(values_of, last)
+def _moves(last: Any) -> _Moves:
+    values = partial(_values_of, last)
     asked = [("own", "gain"), ("held-out", "gain"), ("in-sample", "log_gain"), ("own", "deviation")]
     names = last[last.setting != ""].drop_duplicates("variant")[["variant", "setting"]]
     return [
@@ -434,7 +436,7 @@ def _moves(last: Any) -> Moves:
             name,
             setting,
             {
-                (kind, column): compare(values(name, column, kind), values(OURS, column, kind))
+                (kind, column): compare(values(name, column, kind), values(_OURS, column, kind))
                 for kind, column in asked
             },
         )
@@ -442,11 +444,11 @@ def _moves(last: Any) -> Moves:
     ]
 
 
-def _omitted_table(moves: Moves, settings: dict[str, Any]) -> pd.DataFrame:
+def _omitted_table(moves: _Moves, settings: dict[str, Any]) -> pd.DataFrame:
     """A row for each change: what it is, ours and why, and how far it moves what."""
     rows = []
     for name, setting, moved in moves:
-        row = {"changed": name, "ours": str(settings.get(setting, "adam")), "why": WHY[setting]}
+        row = {"changed": name, "ours": str(settings.get(setting, "adam")), "why": _WHY[setting]}
         for (kind, column), e in moved.items():
             head = f"{kind} {column}"
             row |= {head: e.value, f"{head} low": e.low, f"{head} high": e.high}
@@ -454,13 +456,13 @@ def _omitted_table(moves: Moves, settings: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _omitted_verdicts(moves: Moves, year: int) -> Iterator[Verdict]:
+def _omitted_verdicts(moves: _Moves, year: int) -> Iterator[Verdict]:
     """Whether results hang on a value; and whether Adam is needed."""
-    for setting in list(WHY)[:-1]:
+    for setting in list(_WHY)[:-1]:
         both = [moved["own", "gain"] for _, one, moved in moves if one == setting]
         claim = f"{setting} halved or doubled moves the gain on own tasks in {year} by less than "
-        claim += f"{TOLERANCE:g} points a year"
-        yield Verdict.of_all(claim, both, above=-TOLERANCE, below=TOLERANCE, paper=False)
+        claim += f"{_TOLERANCE:g} points a year"
+        yield Verdict.of_all(claim, both, above=-_TOLERANCE, below=_TOLERANCE, paper=False)
     plain = [moved["in-sample", "log_gain"] for _, one, moved in moves if one == "optimiser"]
     claim = (
         f"a plain gradient grows less in sample than Adam, whichever of {len(plain)} learning rates"
@@ -480,15 +482,15 @@ def _plot_departures(rows: Any) -> Figure:
         ),
         strict=True,
     ):
-        for place, name in enumerate(ARMS):
+        for place, name in enumerate(_ARMS):
             times = sorted(rows.epoch.unique())
             own = [
-                mean_over(values_of(rows[rows.epoch == time], name, column, tested))
+                mean_over(_values_of(rows[rows.epoch == time], name, column, tested))
                 for time in times
             ]
             band(axis, times, own, f"C{place}", name)
         axis.set(xlabel="epochs", ylabel=label)
-    axes[0].axhline(NEAR, color="k", linewidth=0.8, linestyle=":")
+    axes[0].axhline(_NEAR, color="k", linewidth=0.8, linestyle=":")
     axes[0].set_yscale("log")
     axes[2].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

@@ -55,12 +55,12 @@ from apportion_studies.portfolio.experiments import (
     note,
 )
 
-METHODS = ("stl", "mtl", "plain")
-NAMES = METHOD_NAMES | {"plain": "a plain network"}
+_METHODS = ("stl", "mtl", "plain")
+_NAMES = METHOD_NAMES | {"plain": "a plain network"}
 
 
 @dataclass(frozen=True)
-class Size:
+class _Size:
     """How large the study is."""
 
     settings: PortfolioSettings
@@ -73,12 +73,12 @@ class Size:
     """Units of the plain network, for about as many parameters."""
 
 
-SCALES = {
-    "quick": Size(
+_SCALES = {
+    "quick": _Size(
         PortfolioSettings.paper(tasks=12, steps=600, **SMALL),
         experiments=3, seeds=3, years=(2017, 2018, 2019), held_out=7, plain=12,
     ),
-    "paper": Size(
+    "paper": _Size(
         PortfolioSettings.paper(tasks=30),
         experiments=10, seeds=10, years=tuple(range(2013, 2020)), held_out=18, plain=14,
     ),
@@ -123,10 +123,10 @@ class Plain(Policy):
 def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """A program for each method of the first figure, one for both of the second."""
     prices = embedded_prices() if prices is None else prices
-    size = SCALES[scale]
+    size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
     cells = []
-    for method, own, year in product(METHODS, range(size.experiments), size.years):
+    for method, own, year in product(_METHODS, range(size.experiments), size.years):
         values = {"figure": "generalisation", "method": method, "year": year, "seed": own}
         name = f"generalisation-{method}-{own}-{year}"
         cells.append(Cell(name, values | {"experiment": own}, f"generalisation-{method}"))
@@ -142,7 +142,7 @@ def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None =
     return Plan("mechanisms", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
-def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
+def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """What each cell's policy gains over Equal CRP, in log growth a year, points: in the days it learned
     from, in the test year on the same tasks, and there on held-out instruments.
     """
@@ -172,7 +172,7 @@ def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: OnProg
     yield from by_cell(cells, table)
 
 
-def _train(known: Experiments, tasks: Task, size: Size, cells: Sequence[Cell]) -> Policy:
+def _train(known: Experiments, tasks: Task, size: _Size, cells: Sequence[Cell]) -> Policy:
     """The cells' policies, each from the days before its year."""
     s, runs, channels = size.settings, known.runs(cells), known.training.prices.shape[-1]
     years = [size.years.index(cell["year"]) for cell in cells]
@@ -228,10 +228,10 @@ def _growth(
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     own = dict(iter(rows.groupby("figure")))
-    return [conclude_generalisation(own["generalisation"]), conclude_stability(own["stability"])]
+    return [_conclude_generalisation(own["generalisation"]), _conclude_stability(own["stability"])]
 
 
-def conclude_generalisation(rows: Any) -> FigureResult:
+def _conclude_generalisation(rows: Any) -> FigureResult:
     """What each method loses from the days it learned from to the test year."""
     table = rows[["method", "experiment", "year", "in_sample", "out_of_sample"]]
     table = table.assign(gap=table.in_sample - table.out_of_sample).reset_index(drop=True)
@@ -242,7 +242,7 @@ def conclude_generalisation(rows: Any) -> FigureResult:
 
     verdicts = []
     for first, second in (("mtl", "stl"), ("stl", "plain")):
-        better, worse = NAMES[first], NAMES[second]
+        better, worse = _NAMES[first], _NAMES[second]
         claim = f"{better} loses less than {worse} from the days learned from to the test year"
         gap = values(second, "gap") - values(first, "gap")
         verdicts.append(Verdict.of(f"{claim} (points)", over_rows_and_columns(gap)))
@@ -251,12 +251,12 @@ def conclude_generalisation(rows: Any) -> FigureResult:
         verdicts.append(Verdict.of(claim, over_rows_and_columns(gain)))
     spans = {"in the days learned from": "in_sample", "in the test year": "out_of_sample"}
     shown = {
-        span: {NAMES[m]: over_rows_and_columns(values(m, column)) for m in METHODS}
+        span: {_NAMES[m]: over_rows_and_columns(values(m, column)) for m in _METHODS}
         for span, column in spans.items()
     }
     notes = [
-        note(f"{NAMES[method]}, {span}", values(method, column))
-        for method, (span, column) in product(METHODS, spans.items())
+        note(f"{_NAMES[method]}, {span}", values(method, column))
+        for method, (span, column) in product(_METHODS, spans.items())
     ]
     notes.append(
         "Equal updates; log growth a year over Equal CRP, net, on one task of each policy."
@@ -266,7 +266,7 @@ def conclude_generalisation(rows: Any) -> FigureResult:
     return FigureResult("generalisation", title, table, verdicts, draw, [*notes, SURVIVORSHIP])
 
 
-def variance_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
+def _variance_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
     """The log of the ratio of two variances over the same units, three at least, by the jackknife: units
     are paired.
     """
@@ -285,14 +285,14 @@ def _ratio(log: float) -> float:
     return math.exp(min(log, 700.0))
 
 
-def conclude_stability(rows: Any) -> FigureResult:
+def _conclude_stability(rows: Any) -> FigureResult:
     """The ratio of variances over seeds, year by year: its log is averaged over years."""
     spans = {"own tasks": "out_of_sample", "held-out instruments": "transfer"}
     verdicts, shown, found = [], {}, []
     for where, column in spans.items():
         gains = rows.pivot(index=["year", "seed"], columns="method", values=column)
         by_year = {
-            str(year): variance_ratio(own["pmtl"].to_numpy(), own["mtl"].to_numpy())
+            str(year): _variance_ratio(own["pmtl"].to_numpy(), own["mtl"].to_numpy())
             for year, own in gains.groupby("year")
         }
         over_years = mean_over(np.array([one.value for one in by_year.values()]))

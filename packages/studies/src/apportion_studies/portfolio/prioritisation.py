@@ -49,33 +49,33 @@ from apportion.training import Chunks
 from apportion.trees import stack
 from apportion_studies.portfolio.experiments import by_cell
 
-SCALES = {
+_SCALES = {
     "quick": {"prioritisation": (3, 1000), "conflict": (3, 300), "acting": (3, 300)},
     "paper": {"prioritisation": (10, 1000), "conflict": (12, 1000), "acting": (10, 1000)},
 }
 """Simulated markets of each figure, and the updates of a policy."""
-TASKS, TRAINED, HELD_OUT, TRAIN_DAYS, DAYS = 32, 30, 10, 400, 1150
-SETTINGS = PortfolioSettings.paper(
-    tasks=TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005
+_TASKS, _TRAINED, _HELD_OUT, _TRAIN_DAYS, _DAYS = 32, 30, 10, 400, 1150
+_SETTINGS = PortfolioSettings.paper(
+    tasks=_TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005
 )
-QUIET = 0.002
+_QUIET = 0.002
 """Daily volatility of quiet instruments; lively ones have as much as informative ones."""
-CASES = {
+_CASES = {
     "2 of 32, others quiet": (2, True),
     "8 of 32, others lively": (8, False),
-    "32 of 32": (TASKS, False),
+    "32 of 32": (_TASKS, False),
 }
 """How many of the 32 tasks carry signal, and whether the others are quiet."""
-CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
+_CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
 """Tasks of each camp, and the autocorrelation of its instruments' moves."""
-ACTED, COSTS = (0, 1, 8), (0.0005, 0.0025)
+_ACTED, _COSTS = (0, 1, 8), (0.0005, 0.0025)
 """Periods acted after each update, n_e; and what trading costs."""
-LITTLE = 0.03
+_LITTLE = 0.03
 """Log growth a year that is called little."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class _Rule:
     """How the next task is drawn."""
 
     name: str
@@ -95,52 +95,52 @@ class Rule:
         return self.scorer == "max-deviation" and self.alpha == 0.5
 
 
-UNIFORM = Rule("uniform", "max-deviation", 0.0, 1.0)
-RULES = (
-    UNIFORM,
-    Rule("paper's score, alpha 0.5, beta 1", "max-deviation", 0.5, 1.0),
-    Rule("paper's score, alpha 1, beta 0", "max-deviation", 1.0, 0.0),
-    Rule("gradient norm, alpha 1, beta 0", "gradient-norm", 1.0, 0.0),
-    Rule("realised gain, alpha 1, beta 0", "realised-gain", 1.0, 0.0),
-    Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
-    Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
+_UNIFORM = _Rule("uniform", "max-deviation", 0.0, 1.0)
+_RULES = (
+    _UNIFORM,
+    _Rule("paper's score, alpha 0.5, beta 1", "max-deviation", 0.5, 1.0),
+    _Rule("paper's score, alpha 1, beta 0", "max-deviation", 1.0, 0.0),
+    _Rule("gradient norm, alpha 1, beta 0", "gradient-norm", 1.0, 0.0),
+    _Rule("realised gain, alpha 1, beta 0", "realised-gain", 1.0, 0.0),
+    _Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
+    _Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
 )
-_BY_NAME = {rule.name: rule for rule in RULES}
-TRIED = tuple(rule for rule in RULES if rule.beta is not None)
+_BY_NAME = {rule.name: rule for rule in _RULES}
+_TRIED = tuple(rule for rule in _RULES if rule.beta is not None)
 """The rules that are tried on tasks that conflict."""
 
 
 def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Three figures of simulated markets: rules of drawing tasks twice, then acting."""
-    sizes = SCALES[scale]
+    sizes = _SCALES[scale]
     markets = {figure: range(seed, seed + number) for figure, (number, _) in sizes.items()}
     known = {
-        figure: replace(SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
+        figure: replace(_SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
     }
     known["acting"] = replace(known["acting"], method="mtl")
     cells = []
-    for program in dict.fromkeys(rule.program for rule in RULES):
-        rules = [rule for rule in RULES if rule.program == program]
-        worlds = product(CASES.items(), markets["prioritisation"])
+    for program in dict.fromkeys(rule.program for rule in _RULES):
+        rules = [rule for rule in _RULES if rule.program == program]
+        worlds = product(_CASES.items(), markets["prioritisation"])
         for ((case, (informative, quiet)), own), (place, rule) in product(worlds, enumerate(rules)):
             others = "quiet" if quiet else "lively"
             name = f"{program}-{place}-{informative}-{others}-{own}"
             values = {"figure": "prioritisation", "case": case, "rule": rule.name, "seed": own}
             cells.append(Cell(f"prioritisation-{name}", values, f"prioritisation-{program}"))
-    for (place, rule), own in product(enumerate(TRIED), markets["conflict"]):
+    for (place, rule), own in product(enumerate(_TRIED), markets["conflict"]):
         values = {"figure": "conflict", "rule": rule.name, "seed": own}
         cells.append(Cell(f"conflict-{place}-{own}", values, f"conflict-{rule.scorer}"))
-    for acted, own in product(ACTED, markets["acting"]):
+    for acted, own in product(_ACTED, markets["acting"]):
         values = {"figure": "acting", "acted": acted, "seed": own}
         cells.append(Cell(f"acting-{acted}-{own}", values, f"acting-{acted}"))
     about = {figure: {"seeds": len(markets[figure]), **vars(known[figure])} for figure in known}
-    about["conflict"]["camps"] = {name: list(camp) for name, camp in CAMPS.items()}
-    about["acting"] |= {"costs": list(COSTS), "acted": list(ACTED)}
+    about["conflict"]["camps"] = {name: list(camp) for name, camp in _CAMPS.items()}
+    about["acting"] |= {"costs": list(_COSTS), "acted": list(_ACTED)}
     compute = partial(_compute, markets, known)
     return Plan("prioritisation", tuple(cells), compute, _conclude, about)
 
 
-class World(NamedTuple):
+class _World(NamedTuple):
     """A simulated market: its first days, to learn from, and the later ones, with tasks of each."""
 
     train: Market
@@ -150,51 +150,51 @@ class World(NamedTuple):
     """Of instruments never trained on, by what is tested."""
 
 
-def informative_world(case: str, seed: int, settings: PortfolioSettings) -> World:
+def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _World:
     """Instruments: 30 informative, 30 not, 10 informative ones held out.
 
     Informative tasks are drawn from the first, the others from the second.
     """
-    count, quiet = CASES[case]
-    informative = np.repeat([True, False, True], [TRAINED, TRAINED, HELD_OUT])
+    count, quiet = _CASES[case]
+    informative = np.repeat([True, False, True], [_TRAINED, _TRAINED, _HELD_OUT])
     rng = np.random.default_rng(seed + 1000)
     volatility = rng.uniform(0.01, 0.02, len(informative))
     if quiet:
-        volatility = np.where(informative, volatility, QUIET)
+        volatility = np.where(informative, volatility, _QUIET)
     truth = SimulatedMarket.draw(
         universe=len(informative),
-        days=DAYS,
+        days=_DAYS,
         seed=seed,
         informative=informative,
         volatility=volatility,
     )
-    own = draw_tasks(np.arange(TRAINED), 5, count, seed=seed)
-    if count < TASKS:
-        rest = draw_tasks(np.arange(TRAINED, 2 * TRAINED), 5, TASKS - count, seed=seed)
+    own = draw_tasks(np.arange(_TRAINED), 5, count, seed=seed)
+    if count < _TASKS:
+        rest = draw_tasks(np.arange(_TRAINED, 2 * _TRAINED), 5, _TASKS - count, seed=seed)
         own = own.joined(rest)
-    unseen = draw_tasks(np.arange(2 * TRAINED, 2 * TRAINED + HELD_OUT), 5, 8, seed=seed)
-    return World(*_split_days(truth, settings), own, {"informative": unseen})
+    unseen = draw_tasks(np.arange(2 * _TRAINED, 2 * _TRAINED + _HELD_OUT), 5, 8, seed=seed)
+    return _World(*_split_days(truth, settings), own, {"informative": unseen})
 
 
-def conflicting_world(seed: int, settings: PortfolioSettings) -> World:
+def _conflicting_world(seed: int, settings: PortfolioSettings) -> _World:
     """Instruments of both camps, tasks of each to train on, and held-out ones of each."""
-    each = TRAINED + HELD_OUT
+    each = _TRAINED + _HELD_OUT
     truth = SimulatedMarket.draw(
-        universe=each * len(CAMPS),
-        days=DAYS,
+        universe=each * len(_CAMPS),
+        days=_DAYS,
         seed=seed,
-        autocorrelation=np.repeat([phi for _, phi in CAMPS.values()], each),
+        autocorrelation=np.repeat([phi for _, phi in _CAMPS.values()], each),
     )
     drawn, unseen = [], {}
-    for place, (camp, (count, _)) in enumerate(CAMPS.items()):
+    for place, (camp, (count, _)) in enumerate(_CAMPS.items()):
         first = place * each
-        drawn.append(draw_tasks(np.arange(first, first + TRAINED), 5, count, seed=seed))
-        unseen[camp] = draw_tasks(np.arange(first + TRAINED, first + each), 5, 8, seed=seed)
-    return World(*_split_days(truth, settings), drawn[0].joined(drawn[1]), unseen)
+        drawn.append(draw_tasks(np.arange(first, first + _TRAINED), 5, count, seed=seed))
+        unseen[camp] = draw_tasks(np.arange(first + _TRAINED, first + each), 5, 8, seed=seed)
+    return _World(*_split_days(truth, settings), drawn[0].joined(drawn[1]), unseen)
 
 
 def _split_days(truth: SimulatedMarket, settings: PortfolioSettings) -> tuple[Market, Market]:
-    first = truth.prices.dates[TRAIN_DAYS]
+    first = truth.prices.dates[_TRAIN_DAYS]
     costs = Costs(settings.cost)
     train = Market.of(truth.prices.until(first), window=settings.window, costs=costs)
     return train, Market.of(truth.prices, start=first, window=settings.window, costs=costs)
@@ -213,19 +213,19 @@ def _compute(
     elif figure == "conflict":
         tables = [_by_camp(cells, known[figure])]
     else:
-        tables = [_by_acting(cells, replace(known[figure], cost=cost)) for cost in COSTS]
+        tables = [_by_acting(cells, replace(known[figure], cost=cost)) for cost in _COSTS]
     progress(f"{cells[0].program}: {len(cells)} runs of {known[figure].steps} updates", 1.0)
     yield from by_cell(cells, pd.concat(tables))
 
 
 def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -> pd.DataFrame:
     own = [_BY_NAME[cell["rule"]] for cell in cells]
-    rules = [rule for rule in RULES if rule.program == own[0].program]
-    places: list[tuple[str, int]] = list(product(CASES, seeds))
+    rules = [rule for rule in _RULES if rule.program == own[0].program]
+    places: list[tuple[str, int]] = list(product(_CASES, seeds))
     s = replace(settings, scorer=own[0].scorer)
     rule = np.asarray([rules.index(one) for one in own])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
-    made = {int(n): informative_world(*places[int(n)], s) for n in np.unique(world)}
+    made = {int(n): _informative_world(*places[int(n)], s) for n in np.unique(world)}
     # A world's first parameters are the same for all rules, its draws are each rule's own.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
@@ -242,26 +242,26 @@ def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -
 def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame:
     rules = [_BY_NAME[cell["rule"]] for cell in cells]
     s = replace(settings, scorer=rules[0].scorer)
-    made = {seed: conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
+    made = {seed: _conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
     # The first parameters of a market are the same for all rules, the draws are each rule's own.
     keys = _keys(cells)
     growth = _train_and_test(
         [made[cell["seed"]] for cell in cells],
         s,
         policy_keys=keys,
-        run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([TRIED.index(r) for r in rules])),
+        run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([_TRIED.index(r) for r in rules])),
         priority=_priority(rules, s),
     )
     frames = [
         pd.DataFrame({"place": np.arange(len(cells)), "camp": camp, "growth": growth[camp]})
-        for camp in CAMPS
+        for camp in _CAMPS
     ]
     return pd.concat(frames)
 
 
 def _by_acting(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame:
     s = replace(settings, act_periods=cells[0]["acted"])
-    worlds = [informative_world("32 of 32", cell["seed"], s) for cell in cells]
+    worlds = [_informative_world("32 of 32", cell["seed"], s) for cell in cells]
     keys = _keys(cells)
     growth = _train_and_test(worlds, s, policy_keys=keys, run_keys=keys)["informative"]
     return pd.DataFrame({"place": np.arange(len(cells)), "cost": s.cost, "growth": growth})
@@ -272,7 +272,7 @@ def _keys(cells: Sequence[Cell]) -> jax.Array:
     return jax.vmap(jax.random.key)(np.asarray([cell["seed"] for cell in cells], np.uint32))
 
 
-def _priority(rules: Sequence[Rule], settings: PortfolioSettings) -> Priority:
+def _priority(rules: Sequence[_Rule], settings: PortfolioSettings) -> Priority:
     """The priorities of runs with these rules, which all have a beta or all rise."""
     alphas = jnp.asarray([rule.alpha for rule in rules])
 
@@ -285,7 +285,7 @@ def _priority(rules: Sequence[Rule], settings: PortfolioSettings) -> Priority:
 
 
 def _train_and_test(
-    worlds: Sequence[World], settings: PortfolioSettings, **runs: Any
+    worlds: Sequence[_World], settings: PortfolioSettings, **runs: Any
 ) -> dict[str, np.ndarray]:
     """Policies that each learn in a world of its own, and what they gain on its held-out tasks.
 
@@ -321,17 +321,17 @@ def _growth(policies: Policy, markets: Market, tasks: Task) -> Float[Array, " ru
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     own = dict(iter(rows.groupby("figure")))
     return [
-        conclude_prioritisation(own["prioritisation"]),
-        conclude_conflict(own["conflict"]),
-        conclude_acting(own["acting"]),
+        _conclude_prioritisation(own["prioritisation"]),
+        _conclude_conflict(own["conflict"]),
+        _conclude_acting(own["acting"]),
     ]
 
 
-def conclude_prioritisation(rows: Any) -> FigureResult:
+def _conclude_prioritisation(rows: Any) -> FigureResult:
     """Each rule against uniform MTL, case by case."""
     table = rows[["case", "rule", "seed", "growth"]].reset_index(drop=True)
     verdicts, shown = [], {}
-    for (case, rule), own in over_uniform(table).groupby(["case", "rule"], sort=False):
+    for (case, rule), own in _over_uniform(table).groupby(["case", "rule"], sort=False):
         gain, paper = mean_over(own.gap.to_numpy()), _BY_NAME[str(rule)].paper
         verdicts.append(Verdict.of(f"{rule} beats uniform MTL with {case}", gain, paper=paper))
         shown.setdefault(f"informative: {case}", {})[rule] = gain
@@ -344,32 +344,32 @@ def conclude_prioritisation(rows: Any) -> FigureResult:
     return FigureResult("prioritisation", title, table, verdicts, draw, notes)
 
 
-def over_uniform(table: Any) -> pd.DataFrame:
+def _over_uniform(table: Any) -> pd.DataFrame:
     """Each rule's gap to uniform MTL in the same case and seed."""
     growth = table.set_index(["case", "seed"]).growth
-    base = growth[(table.rule == UNIFORM.name).to_numpy()]
+    base = growth[(table.rule == _UNIFORM.name).to_numpy()]
     gap = growth.to_numpy() - base.loc[growth.index].to_numpy()
-    return table.assign(gap=gap)[table.rule != UNIFORM.name]
+    return table.assign(gap=gap)[table.rule != _UNIFORM.name]
 
 
-def conclude_conflict(rows: Any) -> FigureResult:
+def _conclude_conflict(rows: Any) -> FigureResult:
     """Each rule against uniform drawing: the camp that fares worse, and how much runs differ."""
     table = rows[["rule", "camp", "seed", "growth"]].reset_index(drop=True)
     growths = {
-        rule.name: {camp: _by_seed(table, rule=rule.name, camp=camp) for camp in CAMPS}
-        for rule in TRIED
+        rule.name: {camp: _by_seed(table, rule=rule.name, camp=camp) for camp in _CAMPS}
+        for rule in _TRIED
     }
     worst = {name: np.minimum(*own.values()) for name, own in growths.items()}
     differ = {name: np.abs(values - np.median(values)) for name, values in worst.items()}
     verdicts = []
-    for rule in TRIED[1:]:
+    for rule in _TRIED[1:]:
         claim = f"{rule.name}: serves the camp that fares worse better than uniform drawing"
-        gain = compare(worst[rule.name], worst[UNIFORM.name])
+        gain = compare(worst[rule.name], worst[_UNIFORM.name])
         verdicts.append(Verdict.of(claim, gain, paper=rule.paper))
         claim = (
             f"{rule.name}: runs differ less (distance from their median, uniform's less its own)"
         )
-        gain = compare(differ[UNIFORM.name], differ[rule.name])
+        gain = compare(differ[_UNIFORM.name], differ[rule.name])
         verdicts.append(Verdict.of(claim, gain, paper=rule.paper))
     notes = (
         f"{name}: {own['most'].mean():+.3f} log growth a year over Equal CRP "
@@ -381,7 +381,7 @@ def conclude_conflict(rows: Any) -> FigureResult:
         f"{camp}: {count} of 32 tasks": {
             name: mean_over(own[camp]) for name, own in growths.items()
         }
-        for camp, (count, _) in CAMPS.items()
+        for camp, (count, _) in _CAMPS.items()
     }
     shown["the camp that fares worse"] = {name: mean_over(own) for name, own in worst.items()}
     draw = partial(forest, shown, "log growth a year over Equal CRP")
@@ -393,24 +393,24 @@ def _by_seed(table: Any, **where: Any) -> np.ndarray:
     return select(table, **where).sort_values("seed").growth.to_numpy()
 
 
-def conclude_acting(rows: Any) -> FigureResult:
+def _conclude_acting(rows: Any) -> FigureResult:
     """Acting some periods after each update against none, at each cost."""
     table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
     table = table.astype({"acted": int})
     verdicts, notes, shown = [], [], {}
-    for cost in COSTS:
-        none, *some = (_by_seed(table, acted=acted, cost=cost) for acted in ACTED)
+    for cost in _COSTS:
+        none, *some = (_by_seed(table, acted=acted, cost=cost) for acted in _ACTED)
         gains = {}
-        for acted, own in zip(ACTED[1:], some, strict=True):
+        for acted, own in zip(_ACTED[1:], some, strict=True):
             words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
             gains[f"{acted} periods"] = gain = compare(own, none)
             verdicts.append(Verdict.of(f"{words}: adds to growth on held-out instruments", gain))
-            claim = f"{words}: is worth less than {LITTLE:g} of log growth a year"
-            verdicts.append(Verdict.of(claim, gain, below=LITTLE, paper=False))
+            claim = f"{words}: is worth less than {_LITTLE:g} of log growth a year"
+            verdicts.append(Verdict.of(claim, gain, below=_LITTLE, paper=False))
         notes += [
             f"n_e = {acted}, cost {1e4 * cost:g} bp: {own.mean():+.3f} log growth a "
             "year over Equal CRP."
-            for acted, own in zip(ACTED, (none, *some), strict=True)
+            for acted, own in zip(_ACTED, (none, *some), strict=True)
         ]
         shown[f"cost {1e4 * cost:g} basis points"] = gains
     title = "Acting in the loop: memory of the policy's own allocations, or none acted"

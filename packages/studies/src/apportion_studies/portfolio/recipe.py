@@ -33,19 +33,19 @@ from apportion.training import Chunk, Chunks
 from apportion.trees import grouped, repeat, take
 from apportion_studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
 
-TRACKING, PLAIN = "tracking", "paper"
-REWARDS = (TRACKING, PLAIN)
+_TRACKING, _PLAIN = "tracking", "paper"
+_REWARDS = (_TRACKING, _PLAIN)
 """The reward with a penalty on tracking error, and the paper's, without."""
-VARIANTS = tuple(product(K_GRID, ETA_GRID))
-VALIDATION = 3
+_VARIANTS = tuple(product(K_GRID, ETA_GRID))
+_VALIDATION = 3
 """Years that must have been seen before a choice is made; until then equal shares are chosen."""
-LAZY, PRACTICAL, CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
-TEAM, SEED = "ensemble, daily", "one seed, daily"
-PAPER_TEAM, PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
+_LAZY, _PRACTICAL, _CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
+_TEAM, _SEED = "ensemble, daily", "one seed, daily"
+_PAPER_TEAM, _PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
 
 
 @dataclass(frozen=True)
-class RecipeSize:
+class _RecipeSize:
     """How large the study is."""
 
     settings: PortfolioSettings
@@ -58,10 +58,10 @@ class RecipeSize:
 
 
 _QUICK = PortfolioSettings(method="mtl", tasks=20, steps=210, **SMALL)
-SCALES = {
-    "quick": RecipeSize(_QUICK, 2, 6, 6, 4, 3),
-    "paper": RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3),
-    "paper, few stocks": RecipeSize(
+_SCALES = {
+    "quick": _RecipeSize(_QUICK, 2, 6, 6, 4, 3),
+    "paper": _RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3),
+    "paper, few stocks": _RecipeSize(
         PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3
     ),
 }
@@ -72,19 +72,21 @@ def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
     """A cell for each reward, experiment and year."""
     prices = embedded_prices() if prices is None else prices
     few = scale == "paper" and len(prices.tickers) <= 30
-    size = SCALES["paper, few stocks" if few else scale]
+    size = _SCALES["paper, few stocks" if few else scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
     years = prices.years()[-size.years :]
     cells = []
-    for reward, experiment, year in product(REWARDS, range(size.experiments), years):
+    for reward, experiment, year in product(_REWARDS, range(size.experiments), years):
         values = {"reward": reward, "experiment": experiment, "year": year}
         cells.append(Cell(f"{reward}-{experiment}-{year}", values, reward))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
-    settings = {"data": prices.summary(), **vars(size.settings), **own, "rewards": list(REWARDS)}
+    settings = {"data": prices.summary(), **vars(size.settings), **own, "rewards": list(_REWARDS)}
     return Plan("recipe", tuple(cells), partial(_compute, prices, size), _conclude, settings)
 
 
-def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
+def _compute(
+    prices: Prices, size: _RecipeSize, cells: Sequence[Cell], progress: OnProgress
+) -> Rows:
     """A row for each tested, members, step, k and eta: gains over daily Equal CRP.
 
     log_gain is in log percentage points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal
@@ -92,7 +94,7 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
     """
     reward, s = cells[0]["reward"], size.settings
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
-    s = s if reward == TRACKING else replace(s, tracking_error_weight=0.0)
+    s = s if reward == _TRACKING else replace(s, tracking_error_weight=0.0)
     years = prices.years()[-size.years :]
     known = Experiments.of(prices, s, years, size.experiments, **counts)
     runs = known.runs(cells)
@@ -129,8 +131,8 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
 
 def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
     """Gains over daily Equal CRP by cell and variant, the mean over some teams of each cell."""
-    grid = [jnp.asarray(column, jnp.float32) for column in zip(*VARIANTS, strict=True)]
-    equal = VARIANTS.index((0.0, 1.0))
+    grid = [jnp.asarray(column, jnp.float32) for column in zip(*_VARIANTS, strict=True)]
+    equal = _VARIANTS.index((0.0, 1.0))
     log_gains, sharpe_gains = [], []
     for team in teams:
         growth, sharpe = score_variants(team, *where, *grid)
@@ -138,20 +140,20 @@ def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
         sharpe_gains.append(np.asarray(sharpe - sharpe[:, equal][:, None]).mean(-1))
     log_gain, sharpe_gain = np.mean(log_gains, 0), np.mean(sharpe_gains, 0)
     cell, variant = (i.ravel() for i in np.indices(log_gain.shape))
-    k, eta = np.asarray(VARIANTS)[variant].T
+    k, eta = np.asarray(_VARIANTS)[variant].T
     gains = {"log_gain": log_gain.ravel(), "sharpe_gain": sharpe_gain.ravel()}
     return pd.DataFrame({"place": cell, "k": k, "eta": eta, **gains})
 
 
-def chosen(table: Any) -> pd.DataFrame:
+def _chosen(table: Any) -> pd.DataFrame:
     """For each test year the rows of the variant that earlier test years favour on own tasks."""
-    table = table[table.reward == TRACKING]
+    table = table[table.reward == _TRACKING]
     team = table[table.members == table.members.max()]
     own = team[team.tested == "own"]
     parts = []
     for year in sorted(team.year.unique()):
         before = own[own.year < year]
-        if before.year.nunique() < VALIDATION:
+        if before.year.nunique() < _VALIDATION:
             k, eta, steps = 0.0, 0.1, int(team.steps.max())
         else:
             means = before.groupby(["k", "eta", "steps", "year"]).sharpe_gain.mean()
@@ -163,9 +165,9 @@ def chosen(table: Any) -> pd.DataFrame:
 
 def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from its rows."""
-    by_strategy = strategies(table)
+    by_strategy = _strategies(table)
     notes, summary = [], []
-    for kind, name in product(("own", "held-out"), (SEED, TEAM, PAPER_SEED, PAPER_TEAM)):
+    for kind, name in product(("own", "held-out"), (_SEED, _TEAM, _PAPER_SEED, _PAPER_TEAM)):
         gains = _pivot(by_strategy[name], kind)
         notes.append(note(f"{name}, {kind} tasks, over Equal CRP", gains, "log points a year"))
     variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
@@ -192,22 +194,22 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
     """Each strategy against Equal CRP, and those that are compared with one another."""
-    for name in (LAZY, PRACTICAL, CHOSEN):
+    for name in (_LAZY, _PRACTICAL, _CHOSEN):
         for column, unit in (("log_gain", "log points a year"), ("sharpe_gain", "Sharpe")):
             gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column))
             claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
             yield Verdict.of(claim, gains, paper=False)
     for ahead, behind, claim in (
-        (PRACTICAL, LAZY, "the practical policy beats lazy Equal CRP"),
-        (TEAM, SEED, "the ensemble beats a single seed"),
-        (PAPER_TEAM, PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
+        (_PRACTICAL, _LAZY, "the practical policy beats lazy Equal CRP"),
+        (_TEAM, _SEED, "the ensemble beats a single seed"),
+        (_PAPER_TEAM, _PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
     ):
         gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
         claim = f"{claim} on {kind} tasks (log points a year)"
         yield Verdict.of(claim, over_rows_and_columns(gap), paper=False)
 
 
-def strategies(table: Any) -> dict[str, Any]:
+def _strategies(table: Any) -> dict[str, Any]:
     """The rows of each strategy that is compared."""
     team = int(table.members.max())
     last = table[table.steps == table.steps.max()]
@@ -216,14 +218,14 @@ def strategies(table: Any) -> dict[str, Any]:
         return select(last, reward=reward, k=k, eta=eta, members=members)
 
     return {
-        LAZY: rows(TRACKING, 0.0, 0.1, team),
-        PRACTICAL: rows(TRACKING, 0.5, 0.1, team),
-        CHOSEN: chosen(table),
-        TEAM: rows(TRACKING, 1.0, 1.0, team),
-        SEED: rows(TRACKING, 1.0, 1.0, 1),
-        "the practical policy, one seed": rows(TRACKING, 0.5, 0.1, 1),
-        PAPER_TEAM: rows(PLAIN, 1.0, 1.0, team),
-        PAPER_SEED: rows(PLAIN, 1.0, 1.0, 1),
+        _LAZY: rows(_TRACKING, 0.0, 0.1, team),
+        _PRACTICAL: rows(_TRACKING, 0.5, 0.1, team),
+        _CHOSEN: _chosen(table),
+        _TEAM: rows(_TRACKING, 1.0, 1.0, team),
+        _SEED: rows(_TRACKING, 1.0, 1.0, 1),
+        "the practical policy, one seed": rows(_TRACKING, 0.5, 0.1, 1),
+        _PAPER_TEAM: rows(_PLAIN, 1.0, 1.0, team),
+        _PAPER_SEED: rows(_PLAIN, 1.0, 1.0, 1),
     }
 
 

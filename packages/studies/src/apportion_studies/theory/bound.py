@@ -37,16 +37,16 @@ from apportion.theory.distance import concentrability, distance_by_enumeration
 from apportion.theory.mdp import MDP, norm, random_family
 from apportion_studies.theory.common import by_run, never_broken, one_by_one
 
-FAMILIES = {
+_FAMILIES = {
     "quick": {"bound": 100, "approximation": 10},
     "paper": {"bound": 500, "approximation": 100},
 }
 """Random families: of all distances together, and at each one."""
-STATES, ACTIONS, TASKS, GAMMA, ITERATIONS, SAMPLES = 6, 3, 8, 0.7, 20, 125
-SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
-THREE_SPREADS = (0.0, 0.1, 0.4)
-DIMENSIONS = (2, 3, 4, 6)
-SAMPLINGS = {
+_STATES, _ACTIONS, _TASKS, _GAMMA, _ITERATIONS, _SAMPLES = 6, 3, 8, 0.7, 20, 125
+_SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
+_THREE_SPREADS = (0.0, 0.1, 0.4)
+_DIMENSIONS = (2, 3, 4, 6)
+_SAMPLINGS = {
     "one path": lspi.one_path,
     "a path of each task": lspi.separate_paths,
     "independent draws": lspi.independent_draws,
@@ -54,39 +54,41 @@ SAMPLINGS = {
 }
 _PARTS = {"error": "estimation", "propagation": "propagation", "distance": "task_distance"}
 _PARTS |= {"total": "total"}
-_UNIFORM = np.full(STATES, 1 / STATES)
+_UNIFORM = np.full(_STATES, 1 / _STATES)
 
 
 def bound(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Both theorems against the measured suboptimality, with all features and with few."""
-    families = FAMILIES[scale]
+    families = _FAMILIES[scale]
     cells = [
         Cell.alone(f"bound-distance-{spread:g}", {"figure": "bound", "spread": spread})
-        for spread in SPREADS
+        for spread in _SPREADS
     ]
     cells += [
         Cell.alone(
             f"approximation-{sampling.replace(' ', '-')}-{dimension}",
             {"figure": "approximation", "sampling": sampling, "dimension": dimension},
         )
-        for sampling, dimension in product(SAMPLINGS, DIMENSIONS)
+        for sampling, dimension in product(_SAMPLINGS, _DIMENSIONS)
     ]
     compute = partial(one_by_one, partial(_measure, families=families, seed=seed))
-    settings = {name: {"families": number, "samples": SAMPLES} for name, number in families.items()}
+    settings = {
+        name: {"families": number, "samples": _SAMPLES} for name, number in families.items()
+    }
     return Plan("bound", tuple(cells), compute, _conclude, settings | {"seed": seed})
 
 
 def _measure(figure: str, families: dict[str, int], seed: int, **values: Any) -> pd.DataFrame:
     if figure == "bound":
         spread = values["spread"]
-        own = seed * len(SPREADS) + SPREADS.index(spread)
-        return measure_tasks(spread, families[figure] // len(SPREADS), own).assign(figure=figure)
+        own = seed * len(_SPREADS) + _SPREADS.index(spread)
+        return _measure_tasks(spread, families[figure] // len(_SPREADS), own).assign(figure=figure)
     # All kinds of samples and all d see the same families.
     frames = [
-        measure_features(
-            **values, spread=spread, runs=families[figure], seed=seed * len(THREE_SPREADS) + number
+        _measure_features(
+            **values, spread=spread, runs=families[figure], seed=seed * len(_THREE_SPREADS) + number
         )
-        for number, spread in enumerate(THREE_SPREADS)
+        for number, spread in enumerate(_THREE_SPREADS)
     ]
     return pd.concat(frames, ignore_index=True).assign(figure=figure)
 
@@ -99,10 +101,10 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     ]
 
 
-def draw_family(spread: float, runs: int | None = None, seed: int = 0) -> MDP:
+def _draw_family(spread: float, runs: int | None = None, seed: int = 0) -> MDP:
     """Random tasks of the study's size, at a given distance."""
-    shape = {"states": STATES, "actions": ACTIONS, "tasks": TASKS}
-    return random_family(**shape, gamma=GAMMA, spread=spread, runs=runs, seed=seed)
+    shape = {"states": _STATES, "actions": _ACTIONS, "tasks": _TASKS}
+    return random_family(**shape, gamma=_GAMMA, spread=spread, runs=runs, seed=seed)
 
 
 def _held_against_theorems(
@@ -121,24 +123,24 @@ def _held_against_theorems(
     )
     distance = distance_by_enumeration(family, alone, _UNIFORM)
     known = (own.first, trained.second, distance)
-    constants = theorems.TransferConstants(GAMMA, alone.reward_bound, *known)
+    constants = theorems.TransferConstants(_GAMMA, alone.reward_bound, *known)
     given = theorems.LearningError(0.0, error)
-    plain = constants.theorem_1(given, ITERATIONS)
-    return error, loss, distance, plain, constants.theorem_1_prime(given, ITERATIONS)
+    plain = constants.theorem_1(given, _ITERATIONS)
+    return error, loss, distance, plain, constants.theorem_1_prime(given, _ITERATIONS)
 
 
-def measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
+def _measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """LSPI on `runs` families: a row for each task, with the measured loss and every term."""
-    family = draw_family(spread, runs, seed)
+    family = _draw_family(spread, runs, seed)
     average = family.average()
-    sizes, key = {"length": SAMPLES * TASKS, "iterations": ITERATIONS}, jax.random.key(seed)
-    features = np.eye(STATES)
-    learned = lspi.lspi_paths(average.kernel, average.reward, features, GAMMA, **sizes, key=key)
+    sizes, key = {"length": _SAMPLES * _TASKS, "iterations": _ITERATIONS}, jax.random.key(seed)
+    features = np.eye(_STATES)
+    learned = lspi.lspi_paths(average.kernel, average.reward, features, _GAMMA, **sizes, key=key)
     error, loss, distance, plain, prime = _held_against_theorems(family, learned)
     columns = {
         "spread": spread,
         "run": np.arange(runs)[:, None],
-        "task": np.arange(TASKS)[None],
+        "task": np.arange(_TASKS)[None],
         "epsilon": distance,
         "e": error,
         "measured": loss,
@@ -147,7 +149,7 @@ def measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
     for name, terms in (("theorem_1", plain), ("theorem_1_prime", prime)):
         columns |= {f"{name}_{part}": getattr(terms, term) for part, term in _PARTS.items()}
     return pd.DataFrame(
-        {name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()}
+        {name: np.broadcast_to(value, (runs, _TASKS)).ravel() for name, value in columns.items()}
     )
 
 
@@ -159,7 +161,9 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
         theorem_1_prime=table.measured / table.theorem_1_prime_total,
         order=table.theorem_1_prime_total / table.theorem_1_total,
     )
-    vacuous = theorems.error_bound(draw_family(0.1, seed=seed), samples=1e6, iterations=ITERATIONS)
+    vacuous = theorems.error_bound(
+        _draw_family(0.1, seed=seed), samples=1e6, iterations=_ITERATIONS
+    )
     notes = (
         f"Measured suboptimality is at most {shares.theorem_1_prime.max():.3f} "
         f"of Theorem 1' and {shares.theorem_1.max():.3f} of Theorem 1, over "
@@ -205,13 +209,13 @@ def _plot_bound(shares: Any) -> Figure:
         ("its distance term", "theorem_1_prime_distance"),
         ("measured", "measured"),
     ):
-        left.plot(range(len(SPREADS)), means[column], "o-", markersize=4, label=label)
+        left.plot(range(len(_SPREADS)), means[column], "o-", markersize=4, label=label)
     left.set(yscale="log", ylabel="mean over tasks", title="measured suboptimality and its bounds")
     left.set_ylim(1e-5, None)
     left.legend(fontsize=8, ncols=2)
-    _plot_shares(right, shares, "spread", SPREADS)
+    _plot_shares(right, shares, "spread", _SPREADS)
     for axis in (left, right):
-        axis.set_xticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
+        axis.set_xticks(range(len(_SPREADS)), [f"{spread:g}" for spread in _SPREADS])
         axis.set_xlabel("distance: share of a task that is its own")
     return figure
 
@@ -229,28 +233,30 @@ def _plot_shares(axis: Axes, rows: Any, column: str, values: Sequence[float]) ->
     axis.legend(markerscale=3, loc="lower left")
 
 
-def cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
+def _cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
     """The first cosines over the states, a constant before all; orthogonal and of length 1 under mu."""
-    place = (np.arange(STATES) + 0.5) / STATES
+    place = (np.arange(_STATES) + 0.5) / _STATES
     waves = np.sqrt(2.0) * np.cos(np.pi * np.outer(place, np.arange(dimension)))
     waves[:, 0] = 1.0
     return waves
 
 
-def measure_features(
+def _measure_features(
     sampling: str, dimension: int, spread: float, runs: int, seed: int
 ) -> pd.DataFrame:
     """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
-    family = draw_family(spread, runs, seed)
-    features = cosines(dimension)
-    sizes, rng = {"samples": SAMPLES, "iterations": ITERATIONS}, np.random.default_rng(seed)
-    learned = lspi.lspi_from_moves(family, features, SAMPLINGS[sampling], **sizes, rng=rng)
+    family = _draw_family(spread, runs, seed)
+    features = _cosines(dimension)
+    sizes, rng = {"samples": _SAMPLES, "iterations": _ITERATIONS}, np.random.default_rng(seed)
+    learned = lspi.lspi_from_moves(family, features, _SAMPLINGS[sampling], **sizes, rng=rng)
     error, loss, _, plain, prime = _held_against_theorems(family, learned)
     bounds: Any = np.nan
     if sampling == "no noise":
         # The approximation term of the bound on e, family by family: what is left of it without noise.
         known = (theorems.LearningConstants.of(mdp, features, _UNIFORM) for mdp in family.average())
-        bounds = [theorems.learning_error(one, 1e6, ITERATIONS, 0.1).approximation for one in known]
+        bounds = [
+            theorems.learning_error(one, 1e6, _ITERATIONS, 0.1).approximation for one in known
+        ]
     return pd.DataFrame(
         {
             "sampling": sampling,
@@ -274,13 +280,13 @@ def _conclude_approximation(rows: Any) -> FigureResult:
     means = by[["loss", "e", "informative", "e_bound"]].mean()
     worst = by[["theorem_1", "theorem_1_prime"]].max().add_suffix("_worst")
     table = pd.concat([means, worst, by.size().rename("families")], axis=1)
-    few = rows[rows.dimension < STATES]
+    few = rows[rows.dimension < _STATES]
     calm = few[few.sampling == "no noise"]
     losses = rows[rows.sampling == "one path"].groupby(["dimension", "spread"]).loss.mean()
     notes = (
         f"With few features suboptimality reaches {few.theorem_1_prime.max():.3f} of Theorem 1' at most, "
         f"and {few.theorem_1.max():.3f} of Theorem 1, over {few.groupby(['spread', 'run']).ngroups} "
-        f"families, {len(DIMENSIONS) - 1} numbers of features and {len(SAMPLINGS)} kinds of samples.",
+        f"families, {len(_DIMENSIONS) - 1} numbers of features and {len(_SAMPLINGS)} kinds of samples.",
         f"Theorem 1' is below the trivial bound in {few.informative.mean():.0%} of the cases.",
         f"Without noise e is {(calm.e / calm.e_bound).median():.3f} of its approximation term (median).",
         f"Two features in place of six cost {losses[2, 0.0] - losses[6, 0.0]:.4f} of suboptimality with "
@@ -302,7 +308,7 @@ def _errors(rows: Any, sampling: str, dimension: int, spread: float) -> np.ndarr
 
 def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
     """Whether a bound is broken by any kind of sample, and what few features and other samples add to e."""
-    few = rows[rows.dimension < STATES]
+    few = rows[rows.dimension < _STATES]
     claim = "few features: suboptimality exceeds Theorem 1 in no run (share)"
     yield never_broken(few, "theorem_1", claim)
     claim = "few features: it exceeds Theorem 1' in no run (share)"
@@ -310,21 +316,21 @@ def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
     calm = few[few.sampling == "no noise"].assign(error=lambda own: own.e / own.e_bound)
     claim = "without noise e is within its approximation term in all runs (share not)"
     yield never_broken(calm, "error", claim)
-    left = [_errors(rows, "no noise", d, s) for d in DIMENSIONS[:-1] for s in THREE_SPREADS]
+    left = [_errors(rows, "no noise", d, s) for d in _DIMENSIONS[:-1] for s in _THREE_SPREADS]
     claim = "few features leave an error e that no sample removes, the c (least mean, no noise)"
     yield Verdict.of_all(claim, [mean_over(values) for values in left])
     apart, same = (
         compare(
-            _errors(rows, "a path of each task", STATES, spread),
-            _errors(rows, "one path", STATES, spread),
+            _errors(rows, "a path of each task", _STATES, spread),
+            _errors(rows, "one path", _STATES, spread),
         )
-        for spread in (THREE_SPREADS[-1], 0.0)
+        for spread in (_THREE_SPREADS[-1], 0.0)
     )
     claim = (
         "distance .4, all features: a path of each task errs more than one path of the average (e)"
     )
     yield Verdict.of(claim, apart, paper=False)
-    usual = _errors(rows, "one path", STATES, 0.0).mean()
+    usual = _errors(rows, "one path", _STATES, 0.0).mean()
     ends = {name: getattr(same, name) / usual for name in ("value", "low", "high", "error")}
     claim = "equal tasks, all features: the two differ by less than a tenth of e (difference / e)"
     yield Verdict.of(claim, replace(same, **ends), above=-0.1, below=0.1, paper=False)
@@ -336,18 +342,18 @@ def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
 def _plot_approximation(rows: Any) -> Figure:
     """Left: e against the number of features; right: the share of each bound that is reached."""
     figure, (left, right) = panels(13, 4.6)
-    for number, name in enumerate(SAMPLINGS):
+    for number, name in enumerate(_SAMPLINGS):
         for spread, style in ((0.0, "o-"), (0.4, "D--")):
-            ends = [mean_over(_errors(rows, name, d, spread)) for d in DIMENSIONS]
+            ends = [mean_over(_errors(rows, name, d, spread)) for d in _DIMENSIONS]
             label, places = (
                 f"{name}, distance {spread:g}",
-                np.arange(len(DIMENSIONS)) + 0.05 * number,
+                np.arange(len(_DIMENSIONS)) + 0.05 * number,
             )
             error_bars(left, places, ends, fmt=style, color=f"C{number}", markersize=4, label=label)
     left.set(ylabel="error e (mean over families)", title="few features leave an error")
     left.legend(fontsize=8)
-    _plot_shares(right, rows, "dimension", DIMENSIONS)
+    _plot_shares(right, rows, "dimension", _DIMENSIONS)
     for axis in (left, right):
-        axis.set_xticks(range(len(DIMENSIONS)), [str(d) for d in DIMENSIONS])
+        axis.set_xticks(range(len(_DIMENSIONS)), [str(d) for d in _DIMENSIONS])
         axis.set_xlabel("features d, of 6 states")
     return figure

@@ -33,13 +33,13 @@ from apportion.theory.lspi import in_float64
 from apportion_studies.theory.common import by_run, one_by_one
 from apportion_studies.theory.fig1 import equivalent_samples
 
-ENTITIES = {"quick": (4, 10), "paper": (4, 10, 20, 40)}
-RUNS = {"quick": 6, "paper": 64}
-RATIO = 4
+_ENTITIES = {"quick": (4, 10), "paper": (4, 10, 20, 40)}
+_RUNS = {"quick": 6, "paper": 64}
+_RATIO = 4
 """M / m."""
-OVERLAPPING = (16, 256)
-INDEPENDENT = (1, 4, 16, 64)
-REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
+_OVERLAPPING = (16, 256)
+_INDEPENDENT = (1, 4, 16, 64)
+_REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
 # Figure 1's ridge is a bias that many tasks of 20 entities and more would soon be down to.
 _RIDGE = 1e-7
 _MULTIPLES = (0.5, 1, 2, 4)
@@ -47,14 +47,14 @@ _MULTIPLES = (0.5, 1, 2, 4)
 
 def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Orderings and subsets of every number of entities."""
-    cells = Cell.each("entities", "entities", ENTITIES[scale])
-    compute = partial(one_by_one, partial(_measure, runs=RUNS[scale], seed=seed))
-    return Plan("corollary2", cells, compute, _conclude, {"runs": RUNS[scale]})
+    cells = Cell.each("entities", "entities", _ENTITIES[scale])
+    compute = partial(one_by_one, partial(_measure, runs=_RUNS[scale], seed=seed))
+    return Plan("corollary2", cells, compute, _conclude, {"runs": _RUNS[scale]})
 
 
-def sizes_of(m: int) -> tuple[int, ...]:
+def _sizes_of(m: int) -> tuple[int, ...]:
     """Numbers of real examples to hold 20 tied ones against: around 20 m."""
-    return tuple(int(REAL * m * multiple) for multiple in _MULTIPLES)
+    return tuple(int(_REAL * m * multiple) for multiple in _MULTIPLES)
 
 
 @in_float64
@@ -79,26 +79,29 @@ def _regrets_of(m: int, runs: int, key_data):
 
     def one(key):
         keys = jax.random.split(key, 3)
-        record, others = draw_record(RATIO * m, keys[0]), draw_record(INDEPENDENT[-1] * m, keys[2])
-        order = jax.random.uniform(keys[1], (OVERLAPPING[-1], RATIO * m))
+        record, others = (
+            _draw_record(_RATIO * m, keys[0]),
+            _draw_record(_INDEPENDENT[-1] * m, keys[2]),
+        )
+        order = jax.random.uniform(keys[1], (_OVERLAPPING[-1], _RATIO * m))
         drawn = jnp.argsort(order, -1)[:, :m]
-        alone = jnp.arange(INDEPENDENT[-1] * m).reshape(-1, m)
-        real = synthetic.draw_examples((sizes_of(m)[-1],), betas, noise=_NOISE, key=key)
-        found = [regret(examples_of(record, drawn[:number]), tied) for number in OVERLAPPING]
-        found += [regret(examples_of(others, alone[:number]), tied) for number in INDEPENDENT]
-        found += [regret(real[:REAL], tied)]
-        return jnp.stack(found + [regret(real[:number], separate) for number in sizes_of(m)])
+        alone = jnp.arange(_INDEPENDENT[-1] * m).reshape(-1, m)
+        real = synthetic.draw_examples((_sizes_of(m)[-1],), betas, noise=_NOISE, key=key)
+        found = [regret(_examples_of(record, drawn[:number]), tied) for number in _OVERLAPPING]
+        found += [regret(_examples_of(others, alone[:number]), tied) for number in _INDEPENDENT]
+        found += [regret(real[:_REAL], tied)]
+        return jnp.stack(found + [regret(real[:number], separate) for number in _sizes_of(m)])
 
     return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
 
 
-def draw_record(universe: int, key):
+def _draw_record(universe: int, key):
     """Each entity's state, next state, weight and luck in every period: all there is to know."""
     draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
     return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
 
 
-def examples_of(record, tasks) -> Examples:
+def _examples_of(record, tasks) -> Examples:
     """Every period of every task; entities bring their own weight and luck into each task they are in.
 
     Weights are exponential, so that the shares of any subset are uniform on the simplex, and a reward
@@ -116,12 +119,12 @@ def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     """The regret of every run, arm and number."""
     key_data = jax.random.key_data(jax.random.key(seed))
     regrets = iter(_regrets_of(entities, runs, key_data).T)
-    numbers = {"overlapping": OVERLAPPING, "independent": INDEPENDENT, "tied": (REAL,)}
+    numbers = {"overlapping": _OVERLAPPING, "independent": _INDEPENDENT, "tied": (_REAL,)}
     frames = [
         pd.DataFrame(
             {"arm": arm, "number": number, "run": np.arange(runs), "regret": next(regrets)}
         )
-        for arm, own in (numbers | {"real": sizes_of(entities)}).items()
+        for arm, own in (numbers | {"real": _sizes_of(entities)}).items()
         for number in own
     ]
     rows = pd.concat(frames, ignore_index=True)
@@ -138,8 +141,8 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             mean = mean_over(part.regret.to_numpy())
             ends = (mean.value, mean.low, mean.high)
             records.append((m, arm, float(number), "regret", *ends, mean.n))
-        subsets, orderings = corollary_2(RATIO * m, m).tasks, math.factorial(m)
-        of_subsets, of_orderings = of_all(rows, m), worth(rows, m)
+        subsets, orderings = corollary_2(_RATIO * m, m).tasks, math.factorial(m)
+        of_subsets, of_orderings = _of_all(rows, m), _worth(rows, m)
         for arm, counted, found in (
             ("all subsets", subsets, of_subsets),
             ("all orderings", orderings, of_orderings),
@@ -147,7 +150,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             ends = np.exp([found.value, found.low, found.high])
             records.append((m, arm, float(counted), "worth", *ends, found.n))
         notes.append(
-            f"m = {m}: the {subsets:.3g} subsets of {RATIO * m} entities are "
+            f"m = {m}: the {subsets:.3g} subsets of {_RATIO * m} entities are "
             f"worth {math.exp(of_subsets.value):.1f} independent tasks; all {orderings:.3g} orderings "
             f"are worth {math.exp(of_orderings.value):.1f} times as many examples."
         )
@@ -166,7 +169,7 @@ def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
     return by_run(rows, "regret", entities=m, arm=arm, number=number)
 
 
-def log_effective(means: np.ndarray) -> np.ndarray:
+def _log_effective(means: np.ndarray) -> np.ndarray:
     """The log of an effective number, from the regret of 1 to 64 independent tasks and of those drawn.
 
     A mean over T random subsets has the variance of all of them, and 1/T of what a single one has
@@ -176,30 +179,30 @@ def log_effective(means: np.ndarray) -> np.ndarray:
     >>> float(np.exp(log_effective(regrets)).round(6))
     10.0
     """
-    drawn = OVERLAPPING[-1]
-    found = equivalent_samples(means[..., :-1], means[..., -1], INDEPENDENT)
+    drawn = _OVERLAPPING[-1]
+    found = equivalent_samples(means[..., :-1], means[..., -1], _INDEPENDENT)
     return np.asarray(np.log((1 - 1 / drawn) / np.maximum(1 / found - 1 / drawn, 1e-9)))
 
 
 def _beside_independent(rows: Any, m: int) -> np.ndarray:
     """Runs by arms: 1 to 64 independent tasks, and the most overlapping ones."""
-    arms = [("independent", number) for number in INDEPENDENT]
-    arms += [("overlapping", OVERLAPPING[-1])]
+    arms = [("independent", number) for number in _INDEPENDENT]
+    arms += [("overlapping", _OVERLAPPING[-1])]
     return np.stack([_regrets(rows, m, *arm) for arm in arms], -1)
 
 
-def of_all(rows: Any, m: int) -> Estimate:
+def _of_all(rows: Any, m: int) -> Estimate:
     """The log of the effective number of all subsets."""
-    return of_means(_beside_independent(rows, m), log_effective)
+    return of_means(_beside_independent(rows, m), _log_effective)
 
 
-def worth(rows: Any, m: int) -> Estimate:
+def _worth(rows: Any, m: int) -> Estimate:
     """The log of how many times their number 20 examples in all orderings are worth."""
-    sizes = sizes_of(m)
+    sizes = _sizes_of(m)
     curve = [_regrets(rows, m, "real", number) for number in sizes]
-    values = np.stack([_regrets(rows, m, "tied", REAL), *curve], -1)
+    values = np.stack([_regrets(rows, m, "tied", _REAL), *curve], -1)
     return of_means(
-        values, lambda c: np.log(equivalent_samples(c[..., 1:], c[..., 0], sizes) / REAL)
+        values, lambda c: np.log(equivalent_samples(c[..., 1:], c[..., 0], sizes) / _REAL)
     )
 
 
@@ -209,21 +212,21 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
 
     def growth(means):
         """By how much the log of the gain from all subsets grows with each further entity."""
-        return (log_effective(means) * x).sum(-1) / (x**2).sum()
+        return (_log_effective(means) * x).sum(-1) / (x**2).sum()
 
     claim = (
         "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))"
     )
-    yield Verdict.of(claim, of_means(values, growth), above=math.log(RATIO))
-    everyone = [of_all(rows, m) for m in known]
+    yield Verdict.of(claim, of_means(values, growth), above=math.log(_RATIO))
+    everyone = [_of_all(rows, m) for m in known]
     claim = "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)"
-    yield Verdict.of_all(claim, everyone, above=math.log(RATIO), paper=False).scaled(math.exp)
+    yield Verdict.of_all(claim, everyone, above=math.log(_RATIO), paper=False).scaled(math.exp)
     claim = "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)"
-    most = math.log(2 * RATIO**2)
+    most = math.log(2 * _RATIO**2)
     yield Verdict.of_all(claim, everyone, below=most, paper=False).scaled(math.exp)
     ratios = []
     for m in known:
-        found = worth(rows, m)
+        found = _worth(rows, m)
         ends = {end: getattr(found, end) - math.log(m) for end in ("value", "low", "high")}
         ratios.append(replace(found, **ends))
     claim = (
@@ -238,21 +241,24 @@ def _plot(rows: Any, known: list[int]) -> Figure:
     figure, (left, right) = panels(13, 4.6)
     for place, m in enumerate(known):
         for arm, numbers, style in (
-            ("independent", INDEPENDENT, "o--"),
-            ("overlapping", OVERLAPPING, "D-"),
+            ("independent", _INDEPENDENT, "o--"),
+            ("overlapping", _OVERLAPPING, "D-"),
         ):
             means = [_regrets(rows, m, arm, number).mean() for number in numbers]
             left.plot(numbers, means, style, color=f"C{place}", label=f"{arm}, m = {m}")
     left.set(xlabel="tasks", ylabel="regret on fresh states")
     left.set_title("overlapping tasks of 4m entities saturate")
-    counted = [float(corollary_2(RATIO * m, m).tasks) for m in known]
+    counted = [float(corollary_2(_RATIO * m, m).tasks) for m in known]
     right.plot(known, counted, "k--", label="counted: C(4m, m)")
     right.plot(known, known, "k:", label="m")
-    for found, label in ((of_all, "all subsets: tasks"), (worth, "all orderings: examples, times")):
+    for found, label in (
+        (_of_all, "all subsets: tasks"),
+        (_worth, "all orderings: examples, times"),
+    ):
         middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
         right.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
-    right.axhline(RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
-    right.axhline(2 * RATIO**2, color="0.5", linestyle="-.", label="2 (M/m)² = 32")
+    right.axhline(_RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
+    right.axhline(2 * _RATIO**2, color="0.5", linestyle="-.", label="2 (M/m)² = 32")
     right.set(ylim=(1, 1e6), xlabel="entities m of a task, M = 4m", ylabel="worth")
     right.set_title("the gain is not exponential in m")
     for axis in (left, right):

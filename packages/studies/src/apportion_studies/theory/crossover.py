@@ -33,49 +33,49 @@ from apportion.theory.mdp import MDP, norm, random_family
 from apportion.theory.pooling import Counts, draw_counts
 from apportion_studies.theory.common import log_slope, means_by, never_broken, one_by_one
 
-FAMILIES = {
+_FAMILIES = {
     "quick": {"crossover": 20, "corollary1": 40},
     "paper": {"crossover": 100, "corollary1": 400},
 }
 """Random families at every distance."""
-ACTIONS, GAMMA, NOISE = 3, 0.7, 0.1
+_ACTIONS, _GAMMA, _NOISE = 3, 0.7, 0.1
 
-STATES, TASKS = 12, 8
+_STATES, _TASKS = 12, 8
 SIZES = (72, 144, 288, 576, 1152, 2304, 4608, 9216)
-SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-MEASURES = ("single", "multi", "error", "average")
+_SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+_MEASURES = ("single", "multi", "error", "average")
 
-FEW_STATES, SAMPLES = 6, 36
-COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_FEW_STATES, _SAMPLES = 6, 36
+_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of tasks T."""
-LATE = COUNTS.index(8)
+_LATE = _COUNTS.index(8)
 """From here on every state-action pair has 16 samples or more, and rates are rates."""
-DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
-_UNIFORM = np.full(FEW_STATES, 1 / FEW_STATES)
+_DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
+_UNIFORM = np.full(_FEW_STATES, 1 / _FEW_STATES)
 
-Grids = dict[str, Float[np.ndarray, "spreads sizes runs"]]
-Curves = dict[str, Float[np.ndarray, "spreads runs tasks"]]
+_Grids = dict[str, Float[np.ndarray, "spreads sizes runs"]]
+_Curves = dict[str, Float[np.ndarray, "spreads runs tasks"]]
 
 
 def crossover(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Multi-task against single-task LSPI: over N, and Corollary 1 over T."""
-    spreads = {"crossover": SPREADS, "corollary1": DISTANCES}
+    spreads = {"crossover": _SPREADS, "corollary1": _DISTANCES}
     cells = tuple(
         Cell.alone(f"{figure}-distance-{spread:g}", {"figure": figure, "spread": spread})
         for figure, own in spreads.items()
         for spread in own
     )
-    families = FAMILIES[scale]
+    families = _FAMILIES[scale]
     settings = {
         "crossover": {"families": families["crossover"]},
-        "corollary1": {"families": families["corollary1"], "samples": SAMPLES},
+        "corollary1": {"families": families["corollary1"], "samples": _SAMPLES},
     }
     compute = partial(one_by_one, partial(_measure, families=families, seed=seed))
     return Plan("crossover", cells, compute, _conclude, settings)
 
 
 def _measure(figure: str, spread: float, families: dict[str, int], seed: int) -> pd.DataFrame:
-    measure = {"crossover": measure_sizes, "corollary1": measure_counts}[figure]
+    measure = {"crossover": _measure_sizes, "corollary1": _measure_counts}[figure]
     return measure(spread, families[figure], seed).assign(figure=figure)
 
 
@@ -85,14 +85,14 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _features(states: int) -> np.ndarray:
-    return np.eye(states * ACTIONS).reshape(states, ACTIONS, -1)
+    return np.eye(states * _ACTIONS).reshape(states, _ACTIONS, -1)
 
 
-def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
+def _measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each N and family: suboptimality on the tasks, single and multi, errors on the
     average MDP, and the crossover predicted for all families of this distance.
     """
-    shape = {"states": STATES, "actions": ACTIONS, "tasks": TASKS, "gamma": GAMMA}
+    shape = {"states": _STATES, "actions": _ACTIONS, "tasks": _TASKS, "gamma": _GAMMA}
     family = random_family(**shape, spread=spread, runs=runs, seed=seed)
     average = family.average()
     best = average.backup(average.optimal()[1])
@@ -100,10 +100,10 @@ def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
     frames = []
     counts, drawn = None, 0
     for size in SIZES:
-        more = draw_counts(family, size - drawn, noise=NOISE, rng=rng)
+        more = draw_counts(family, size - drawn, noise=_NOISE, rng=rng)
         counts, drawn = more if counts is None else counts + more, size
         single, multi = (
-            lspi_finite(own.visits, own.moves, own.rewards, _features(STATES), GAMMA)
+            lspi_finite(own.visits, own.moves, own.rewards, _features(_STATES), _GAMMA)
             for own in (counts, counts.pooled())
         )
         columns = {
@@ -116,20 +116,20 @@ def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
             "average": average.suboptimality(multi.policy).mean(-1),
         }
         frames.append(pd.DataFrame(columns))
-    return pd.concat(frames, ignore_index=True).assign(predicted=predicted_crossover(family))
+    return pd.concat(frames, ignore_index=True).assign(predicted=_predicted_crossover(family))
 
 
-def predicted_crossover(family: MDP) -> float:
+def _predicted_crossover(family: MDP) -> float:
     """The N where a task's own noise equals its distance from the pool: sigma^2 (1 - 1/T) / d^2."""
     average = family.average()
     value = average.optimal()[1]
     later = family.kernel @ value[:, None, None, :, None]
     spread = family.kernel @ value[:, None, None, :, None] ** 2 - later**2
-    variance = NOISE**2 + GAMMA**2 * spread.mean()
+    variance = _NOISE**2 + _GAMMA**2 * spread.mean()
     pairs = family.states * family.actions
-    apart = family.reward + GAMMA * later[..., 0]
+    apart = family.reward + _GAMMA * later[..., 0]
     distance = ((apart - apart.mean(1, keepdims=True)) ** 2).mean()
-    return float(pairs * variance * (1 - 1 / TASKS) / distance) if distance > 1e-20 else np.inf
+    return float(pairs * variance * (1 - 1 / _TASKS) / distance) if distance > 1e-20 else np.inf
 
 
 def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
@@ -157,19 +157,19 @@ def _conclude_crossover(rows: Any) -> FigureResult:
     """Table, verdicts and figure from every family at every N."""
     ordered = rows.astype({"samples": int}).sort_values(["spread", "samples", "run"])
     grids = {
-        name: ordered[name].to_numpy().reshape(len(SPREADS), len(SIZES), -1) for name in MEASURES
+        name: ordered[name].to_numpy().reshape(len(_SPREADS), len(SIZES), -1) for name in _MEASURES
     }
     pairs = np.stack([grids["single"], grids["multi"]], 1)
     measured = np.exp(log_crossings(pairs.mean(-1)))
     predicted = rows.groupby("spread").predicted.first().to_numpy()
-    lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
-    means = ordered.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
+    lines = pd.DataFrame({"spread": _SPREADS, "crossover": measured, "predicted": predicted})
+    means = ordered.groupby(["spread", "samples"], as_index=False)[[*_MEASURES]].mean()
     table = means.assign(families=rows.run.nunique()).merge(lines, on="spread")
     notes = [
         f"{words}: {multi:.4f} pooled against {single:.4f} alone."
         for words, (single, multi) in (
             ("Equal tasks at N = 144", pairs[0, :, SIZES.index(144)].mean(-1)),
-            ("Distance .4 at N = 9216", pairs[SPREADS.index(0.4), :, -1].mean(-1)),
+            ("Distance .4 at N = 9216", pairs[_SPREADS.index(0.4), :, -1].mean(-1)),
         )
     ]
     for spread, crossed, said in lines.to_numpy():
@@ -184,13 +184,13 @@ def _conclude_crossover(rows: Any) -> FigureResult:
     return FigureResult("crossover", title, table, verdicts, draw, notes)
 
 
-def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
+def _crossover_verdicts(grids: _Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
     single, multi = grids["single"], grids["multi"]
     error, average = (
         of_means(grids[name][0].T, lambda mean: log_slope(_above_zero(mean), np.array(SIZES)))
         for name in ("error", "average")
     )
-    small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
+    small, near, far = SIZES.index(144), _SPREADS.index(0.1), _SPREADS.index(0.4)
     claim = "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])"
     yield Verdict.of(claim, error, above=-0.65, below=-0.40)
     claim = "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)"
@@ -218,17 +218,17 @@ def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
     yield Verdict.of_all(claim, ratios, above=-third, below=third, paper=False).scaled(math.exp)
 
 
-def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
+def _plot_crossover(grids: _Grids, lines: pd.DataFrame) -> Figure:
     """Left: mean suboptimality against N; right: who is better at every N and distance."""
     figure, (left, right) = panels(13, 4.8, grid=False, width_ratios=(1, 1.15))
     multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
     left.plot(SIZES, single.mean(0), "k--", label="alone (all distances)")
-    for spread, curve in zip(SPREADS[:-1], multi, strict=False):
+    for spread, curve in zip(_SPREADS[:-1], multi, strict=False):
         left.plot(SIZES, curve, "o-", markersize=4, label=f"pooled, distance {spread:g}")
     left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
     left.set_title("pooling starts lower and stops at its distance")
     left.legend(fontsize=8, loc="lower left")
-    x, y = np.arange(len(SIZES)), np.arange(len(SPREADS))
+    x, y = np.arange(len(SIZES)), np.arange(len(_SPREADS))
     style = {"cmap": "RdBu_r", "vmin": -2.0, "vmax": 2.0, "shading": "nearest"}
     mesh = right.pcolormesh(x, y, np.log10(multi / single), **style)
     for name, line in (("predicted", "k--"), ("crossover", "k-o")):
@@ -236,7 +236,7 @@ def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
         # Neighbouring sizes are a factor of two apart.
         across = np.log2(lines[name][inside] / SIZES[0])
         right.plot(across, np.flatnonzero(inside), line, markersize=5, label=name)
-    right.set_yticks(y, [f"{spread:g}" for spread in SPREADS])
+    right.set_yticks(y, [f"{spread:g}" for spread in _SPREADS])
     right.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
     right.set_title("blue: pool; red: learn alone")
     right.legend(fontsize=9, loc="lower left")
@@ -247,31 +247,31 @@ def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
     return figure
 
 
-def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
+def _measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
 
     The mean distance eps, and the largest share that a task's floor takes of its eps term in Theorem 1',
     are those of all 64 tasks.
     """
-    shape = {"states": FEW_STATES, "actions": ACTIONS, "tasks": COUNTS[-1], "gamma": GAMMA}
+    shape = {"states": _FEW_STATES, "actions": _ACTIONS, "tasks": _COUNTS[-1], "gamma": _GAMMA}
     family = random_family(**shape, spread=spread, runs=runs, seed=seed)
-    counts = draw_counts(family, SAMPLES, noise=NOISE, rng=np.random.default_rng(seed))
+    counts = draw_counts(family, _SAMPLES, noise=_NOISE, rng=np.random.default_rng(seed))
     best, average = family.optimal()[1], family.average()
     distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
-    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
+    first = concentrability(family.kernel, _GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
     floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
-    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
+    term = 2 * distance * np.sqrt(first) / (1 - _GAMMA)
     with np.errstate(invalid="ignore"):
         share = np.where(distance > 1e-12, floor / term, 0.0)
     frames = []
-    for number in COUNTS:
+    for number in _COUNTS:
         part = family[:, :number]
         average = part.average()
         top, value = average.optimal()
         pool = Counts(
             counts.visits[:, :number], counts.moves[:, :number], counts.rewards[:, :number]
         ).pooled()
-        learned = lspi_finite(pool.visits, pool.moves, pool.rewards, _features(FEW_STATES), GAMMA)
+        learned = lspi_finite(pool.visits, pool.moves, pool.rewards, _features(_FEW_STATES), _GAMMA)
         off = learned.action_values - average.backup(value)
         columns = {
             "spread": spread,
@@ -291,7 +291,7 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
     """Table, verdicts and figure from every family at every T."""
     ordered = rows.sort_values(["spread", "run", "tasks"])
     curves = {
-        name: ordered[name].to_numpy().reshape(len(DISTANCES), -1, len(COUNTS))
+        name: ordered[name].to_numpy().reshape(len(_DISTANCES), -1, len(_COUNTS))
         for name in ("loss", "floor", "error", "epsilon", "share")
     }
     by, others = ["spread", "tasks"], ["floor", "error", "epsilon"]
@@ -305,9 +305,9 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
         "The corollary's rate is an upper bound and no rate: a policy loses only where an error changes "
         "its action, which is the rarer the smaller the error is.",
         *(
-            f"Distance {DISTANCES[s]:g}: alone {loss[s, 0]:.4f}, 64 pooled {loss[s, -1]:.4f}, floor "
+            f"Distance {_DISTANCES[s]:g}: alone {loss[s, 0]:.4f}, 64 pooled {loss[s, -1]:.4f}, floor "
             f"{floor[s, -1]:.4f} at eps {epsilon[s].mean():.4f}."
-            for s in range(1, len(DISTANCES))
+            for s in range(1, len(_DISTANCES))
         ),
         f"A task's floor is at most {curves['share'][1:, :, -1].max():.2f} of its eps term in Theorem 1'.",
     )
@@ -321,15 +321,15 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
     return FigureResult("corollary1", title, table.round(9), verdicts, draw, notes)
 
 
-def _floors(curves: Curves) -> Float[np.ndarray, "runs two spreads"]:
+def _floors(curves: _Curves) -> Float[np.ndarray, "runs two spreads"]:
     """The floor and eps of all 64 tasks, in the families of every distance above 0."""
     return np.stack([curves[name][1:, :, -1].T for name in ("floor", "epsilon")], 1)
 
 
-def _corollary1_verdicts(curves: Curves) -> Iterator[Verdict]:
-    late = np.asarray(COUNTS[LATE:], float)
+def _corollary1_verdicts(curves: _Curves) -> Iterator[Verdict]:
+    late = np.asarray(_COUNTS[_LATE:], float)
     loss, error = (
-        of_means(curves[name][0][:, LATE:], lambda mean: log_slope(mean, late))
+        of_means(curves[name][0][:, _LATE:], lambda mean: log_slope(mean, late))
         for name in ("loss", "error")
     )
     claim = "equal tasks: the error of Q falls like 1/sqrt(T) (slope, T >= 8, in [-.6, -.4])"
@@ -353,15 +353,15 @@ def _corollary1_verdicts(curves: Curves) -> Iterator[Verdict]:
     yield Verdict.of(claim, slope, below=1.2, paper=False)
 
 
-def _plot_corollary1(curves: Curves) -> Figure:
+def _plot_corollary1(curves: _Curves) -> Figure:
     """Left: mean suboptimality against T; right: the floor against eps."""
     figure, (left, right) = panels(13, 4.6)
-    for number, (spread, loss) in enumerate(zip(DISTANCES, curves["loss"], strict=True)):
+    for number, (spread, loss) in enumerate(zip(_DISTANCES, curves["loss"], strict=True)):
         ends = [mean_over(column) for column in loss.T]
         style = {"color": f"C{number}", "markersize": 4, "label": f"distance {spread:g}"}
-        error_bars(left, COUNTS, ends, fmt="o-", **style)
+        error_bars(left, _COUNTS, ends, fmt="o-", **style)
         if spread:
-            left.plot(COUNTS[1:], curves["floor"][number].mean(0)[1:], ":", color=f"C{number}")
+            left.plot(_COUNTS[1:], curves["floor"][number].mean(0)[1:], ":", color=f"C{number}")
     left.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
     left.set(xlabel="tasks T, 36 samples each")
     floor, epsilon = _floors(curves).mean(0)
@@ -370,7 +370,7 @@ def _plot_corollary1(curves: Curves) -> Figure:
     right.set(xlabel="distance ε of a task from the average (mean)")
     right.set(ylabel="floor: suboptimality without sampling", title="the floor against ε")
     # Two powers to compare each curve with, from its first point on.
-    late, start = np.asarray(COUNTS[LATE:], float), curves["loss"][0][:, LATE].mean()
+    late, start = np.asarray(_COUNTS[_LATE:], float), curves["loss"][0][:, _LATE].mean()
     for axis, x, first, powers in (
         (left, late, start, (-0.5, -1.0)),
         (right, epsilon, floor[0], (1.0, 2.0)),

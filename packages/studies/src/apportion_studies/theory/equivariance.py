@@ -29,14 +29,14 @@ from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion_studies.theory.common import by_run, means_by, one_by_one
 
-SCALES = {"quick": {"seeds": 5, "steps": 200}, "paper": {"seeds": 12, "steps": 600}}
-ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
-EPSILONS = (0.0, 0.8)
-SIZES = (20, 100, 500)
-NETWORKS = ("equivariant", "plain")
+_SCALES = {"quick": {"seeds": 5, "steps": 200}, "paper": {"seeds": 12, "steps": 600}}
+_ENTITIES, _NOISE, _FRESH, _RATE = 10, 0.5, 1000, 3e-3
+_EPSILONS = (0.0, 0.8)
+_SIZES = (20, 100, 500)
+_NETWORKS = ("equivariant", "plain")
 
 
-class Network(eqx.Module):
+class _Network(eqx.Module):
     """Shares from one network of a scalar, applied to each entity, or from one of all entities."""
 
     network: eqx.nn.MLP
@@ -47,7 +47,7 @@ class Network(eqx.Module):
         return jax.nn.softmax(scores)
 
 
-def make_network(name: str, key: PRNGKeyArray) -> Network:
+def _make_network(name: str, key: PRNGKeyArray) -> _Network:
     """A fresh network, by name.
 
     >>> def count(name):
@@ -57,17 +57,17 @@ def make_network(name: str, key: PRNGKeyArray) -> Network:
     [321, 325]
     """
     if name == "equivariant":
-        return Network(eqx.nn.MLP(1, 1, 16, 2, jnp.tanh, key=key), True)
-    return Network(eqx.nn.MLP(ENTITIES, ENTITIES, 15, 1, jnp.tanh, key=key), False)
+        return _Network(eqx.nn.MLP(1, 1, 16, 2, jnp.tanh, key=key), True)
+    return _Network(eqx.nn.MLP(_ENTITIES, _ENTITIES, 15, 1, jnp.tanh, key=key), False)
 
 
 @eqx.filter_jit
-def regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "runs orders"]:
+def _regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "runs orders"]:
     """Regret on fresh states of every seed: entities in their order, and in another.
 
     Adam learns on the mean reward of the whole record.
     """
-    adam = optax.adam(RATE)
+    adam = optax.adam(_RATE)
 
     def returns(policy, x, noise, betas):
         """What a policy earns in each state; entities' luck is no part of what it sees."""
@@ -75,9 +75,9 @@ def regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "runs
 
     def one(key):
         network_key, state_key, noise_key, fresh_key = jax.random.split(key, 4)
-        x = jax.random.uniform(state_key, (size, ENTITIES))
-        noise = NOISE * jax.random.normal(noise_key, (size, ENTITIES))
-        network = make_network(name, network_key)
+        x = jax.random.uniform(state_key, (size, _ENTITIES))
+        noise = _NOISE * jax.random.normal(noise_key, (size, _ENTITIES))
+        network = _make_network(name, network_key)
         parameters, fixed = eqx.partition(network, eqx.is_inexact_array)
 
         def loss(parameters):
@@ -90,9 +90,9 @@ def regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "runs
 
         (parameters, _), _ = jax.lax.scan(step, (parameters, adam.init(parameters)), length=steps)
         policy = eqx.combine(parameters, fixed)
-        fresh = jax.random.uniform(fresh_key, (FRESH, ENTITIES))
+        fresh = jax.random.uniform(fresh_key, (_FRESH, _ENTITIES))
         found = []
-        for own in (betas, jnp.roll(betas, ENTITIES // 2)):
+        for own in (betas, jnp.roll(betas, _ENTITIES // 2)):
             best = jax.vmap(entropic_allocation, (0, None))(fresh, own)
             gap = reward(fresh, best, own) - returns(policy, fresh, 0.0, own)
             found.append(gap.mean())
@@ -105,9 +105,9 @@ def equivariance(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Both networks at every eps and number of states."""
     cells = tuple(
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
-        for epsilon, size in product(EPSILONS, SIZES)
+        for epsilon, size in product(_EPSILONS, _SIZES)
     )
-    size = SCALES[scale]
+    size = _SCALES[scale]
     measure = partial(_measure, runs=size["seeds"], steps=size["steps"], seed=seed)
     return Plan("equivariance", cells, partial(one_by_one, measure), _conclude, dict(size))
 
@@ -115,10 +115,10 @@ def equivariance(*, scale: Scale = "quick", seed: int = 0) -> Plan:
 def _measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
     """Both networks on the same records, seeds as one vmap."""
     keys = jax.random.split(jax.random.key(seed), runs)
-    betas = jnp.asarray(spaced_betas(ENTITIES, epsilon), jnp.float32)
+    betas = jnp.asarray(spaced_betas(_ENTITIES, epsilon), jnp.float32)
     frames = []
-    for name in NETWORKS:
-        own, other = np.asarray(regrets(name, betas, size, steps, keys), float).T
+    for name in _NETWORKS:
+        own, other = np.asarray(_regrets(name, betas, size, steps, keys), float).T
         columns = {"epsilon": epsilon, "size": size, "network": name, "run": np.arange(runs)}
         frames.append(pd.DataFrame({**columns, "own_order": own, "other_order": other}))
     return pd.concat(frames, ignore_index=True)
@@ -139,7 +139,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         *(
             f"eps = {epsilon:g}, {size} states: regret {mean('equivariant', epsilon, size):.4f} "
             f"equivariant, {mean('plain', epsilon, size):.4f} plain."
-            for epsilon, size in product(EPSILONS, SIZES)
+            for epsilon, size in product(_EPSILONS, _SIZES)
         ),
         "eps = .8, 500 states, entities in another order: "
         f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
@@ -150,9 +150,9 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             f"{network}, {order.replace('_', ' ')}": mean_over(
                 _of(rows, network, epsilon, size, order)
             )
-            for network, order in product(NETWORKS, orders)
+            for network, order in product(_NETWORKS, orders)
         }
-        for epsilon, size in product(EPSILONS, SIZES)
+        for epsilon, size in product(_EPSILONS, _SIZES)
     }
     draw = partial(forest, shown, "regret on fresh states", 2.2)
     title = "An equivariant network against a plain one of as many parameters"
@@ -169,10 +169,10 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
         plain, shared = (_of(rows, name, epsilon, size, order) for name in ("plain", "equivariant"))
         return compare(plain, shared)
 
-    least, most, far = SIZES[0], SIZES[-1], EPSILONS[-1]
+    least, most, far = _SIZES[0], _SIZES[-1], _EPSILONS[-1]
     plain = partial(_of, rows, "plain", far, most)
     claim = "entities alike: the equivariant network regrets less, at every size (least saving)"
-    yield Verdict.of_all(claim, [saved(0.0, size, "own_order") for size in SIZES])
+    yield Verdict.of_all(claim, [saved(0.0, size, "own_order") for size in _SIZES])
     claim = (
         "eps = .8, 20 states: the equivariant network regrets less though entities differ (saving)"
     )
@@ -180,7 +180,7 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     claim = (
         "eps = .8, entities in another order: the equivariant network regrets less (least saving)"
     )
-    yield Verdict.of_all(claim, [saved(far, size, "other_order") for size in SIZES])
+    yield Verdict.of_all(claim, [saved(far, size, "other_order") for size in _SIZES])
     claim = (
         "eps = .8, 500 states: the plain network loses where entities change places (regret added)"
     )

@@ -38,16 +38,16 @@ from apportion.theory.bound import (
 from apportion.theory.lspi import in_float64
 from apportion_studies.theory.common import log_slope, means_by, never_broken, one_by_one
 
-SEEDS = {"quick": 20, "paper": 40}
+_SEEDS = {"quick": 20, "paper": 40}
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
-EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
-ARMS = ("real", "permuted", "tied")
+_EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
+_ARMS = ("real", "permuted", "tied")
 _REAL = SIZES[0]
 _FRESH, _GAMMA, _ITERATIONS = 1000, 0.5, 5
 _DELTA = 0.1
 """The chance that the high-probability form may fail with."""
 
-Regrets = Float[np.ndarray, "runs arms sizes"]
+_Regrets = Float[np.ndarray, "runs arms sizes"]
 
 
 @in_float64
@@ -90,7 +90,7 @@ def equivalent_samples(
     return np.asarray(np.exp(grid[place - 1] + share * (grid[place] - grid[place - 1])))
 
 
-def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
+def _ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     """The theorem's eps between this task and the average of its orderings.
 
     States are drawn afresh, so that only rewards differ: it is the largest
@@ -105,14 +105,14 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     return float(-(above * shares * np.log(shares)).sum())
 
 
-def reward_bound(betas: Float[np.ndarray, " entities"]) -> float:
+def _reward_bound(betas: Float[np.ndarray, " entities"]) -> float:
     """R_max: the best allocation where every x_i is 1; no reward is below 0."""
     ones = np.ones_like(betas)
     shares = in_float64(synthetic.entropic_allocation)(ones, betas)
     return float((shares - betas * shares * np.log(shares)).sum())
 
 
-def least_bounds(epsilon: float) -> tuple[float, float, float]:
+def _least_bounds(epsilon: float) -> tuple[float, float, float]:
     """What is left of Theorem 1 and of Theorem 1' with e = 0, and the trivial bound 2 V_max.
 
     A task is the entities in their order; trained is on the average over all orderings, where every
@@ -120,14 +120,14 @@ def least_bounds(epsilon: float) -> tuple[float, float, float]:
     """
     betas = spaced_betas(10, epsilon)
     average = np.full_like(betas, betas.mean())
-    known = TransferConstants(_GAMMA, reward_bound(average), 1.0, 1.0, ordering_distance(betas))
+    known = TransferConstants(_GAMMA, _reward_bound(average), 1.0, 1.0, _ordering_distance(betas))
     nothing = LearningError(0.0, 0.0)
     forms = (known.theorem_1, known.theorem_1_prime)
     first, second = (float(form(nothing, _ITERATIONS).total) for form in forms)
-    return first, second, 2 * reward_bound(betas) / (1 - _GAMMA)
+    return first, second, 2 * _reward_bound(betas) / (1 - _GAMMA)
 
 
-def examples_asked(basis: Float[np.ndarray, "features dimension"]) -> float:
+def _examples_asked(basis: Float[np.ndarray, "features dimension"]) -> float:
     """Samples that Lemma 4 asks for with these features; infinite where they depend on each other."""
     examples = synthetic.draw_examples((50_000,), jnp.full(10, 0.5), key=jax.random.key(0))
     features = synthetic.simplex_features(examples.states, examples.allocations)
@@ -138,7 +138,7 @@ def examples_asked(basis: Float[np.ndarray, "features dimension"]) -> float:
     largest = np.asarray(synthetic.simplex_features(jnp.ones((1, 10)), jnp.asarray(whole)), float)
     constants = LearningConstants(
         gamma=_GAMMA,
-        value_bound=reward_bound(np.full(10, 0.5)) / (1 - _GAMMA),
+        value_bound=_reward_bound(np.full(10, 0.5)) / (1 - _GAMMA),
         coverage=1.0,
         dimension=basis.shape[1],
         feature_bound=float(np.linalg.norm(largest @ basis)),
@@ -151,9 +151,9 @@ def examples_asked(basis: Float[np.ndarray, "features dimension"]) -> float:
 
 def fig1(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """All three panels of Figure 1."""
-    cells = Cell.each("eps", "epsilon", EPSILONS)
-    compute = partial(one_by_one, partial(_measure, runs=SEEDS[scale], seed=seed))
-    return Plan("fig1", cells, compute, _conclude, {"seeds": SEEDS[scale], "gamma": _GAMMA})
+    cells = Cell.each("eps", "epsilon", _EPSILONS)
+    compute = partial(one_by_one, partial(_measure, runs=_SEEDS[scale], seed=seed))
+    return Plan("fig1", cells, compute, _conclude, {"seeds": _SEEDS[scale], "gamma": _GAMMA})
 
 
 def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
@@ -161,7 +161,7 @@ def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
     regrets = _regrets_of(spaced_betas(10, epsilon), fresh, runs, key_data)
-    names = {"epsilon": [epsilon], "run": range(runs), "arm": ARMS, "samples": SIZES}
+    names = {"epsilon": [epsilon], "run": range(runs), "arm": _ARMS, "samples": SIZES}
     index = pd.MultiIndex.from_product(list(names.values()), names=list(names))
     rows: Any = pd.DataFrame({"regret": regrets.ravel()}, index).reset_index()
     return rows[(rows.arm != "tied") | (rows.samples == _REAL)].reset_index(drop=True)
@@ -170,12 +170,12 @@ def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
     regrets = {}
-    for epsilon in EPSILONS:
+    for epsilon in _EPSILONS:
         real, permuted, tied = (
             select(rows, epsilon=epsilon, arm=arm)
             .pivot(index="run", columns="samples", values="regret")
             .to_numpy()
-            for arm in ARMS
+            for arm in _ARMS
         )
         # The tied arm has the same value at every N.
         regrets[epsilon] = np.stack([real, permuted, np.broadcast_to(tied, real.shape)], 1)
@@ -190,8 +190,8 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         f"{same[2, 0]:.4f} (eps = 0), {far[1, -1]:.4f} against {far[2, 0]:.4f} (eps = .8).",
         f"At eps = .8 permuting helps against 20 real examples ({far[0, 0]:.3f} to "
         f"{far[1, -1]:.3f}) and hurts against 50 real ones ({far[0, 1]:.3f}) and more.",
-        f"The theorem's eps is {ordering_distance(spaced_betas(10, 0.8)) / 0.8:.3f} times the range of the "
-        "betas, so that the range is a fair stand-in for it; C' = C'' = 1.",
+        f"The theorem's eps is {_ordering_distance(spaced_betas(10, 0.8)) / 0.8:.3f} times the range of "
+        "the betas, so that the range is a fair stand-in for it; C' = C'' = 1.",
         "Gap at N = 2000: "
         + ", ".join(f"{gap:.4f} at eps {e:g}" for e, gap in zip(regrets, gaps, strict=True))
         + ".",
@@ -202,9 +202,9 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [FigureResult("fig1", title, *found)]
 
 
-def _notes_on_the_bound(regrets: dict[float, Regrets]) -> Iterator[str]:
+def _notes_on_the_bound(regrets: dict[float, _Regrets]) -> Iterator[str]:
     for epsilon in (0.0, 0.8):
-        first, second, trivial = least_bounds(epsilon)
+        first, second, trivial = _least_bounds(epsilon)
         measured = regrets[epsilon][:, 1, -1].mean() / (1 - _GAMMA)
         yield (
             f"eps = {epsilon:g}, with e = 0: Theorem 1 allows a suboptimality of {first:.3g}, Theorem 1' "
@@ -214,24 +214,24 @@ def _notes_on_the_bound(regrets: dict[float, Regrets]) -> Iterator[str]:
     separate = np.delete(separate_basis(10), -2, 1)
     yield (
         "Lemma 4 asks for "
-        f"{examples_asked(separate):.2g} samples with parameters of each entity's own (less one offset, "
-        f"for all ten depend on each other), {examples_asked(tied_basis(10)):.2g} with shared ones: "
+        f"{_examples_asked(separate):.2g} samples with parameters of each entity's own (less one offset, "
+        f"for all ten depend on each other), {_examples_asked(tied_basis(10)):.2g} with shared ones: "
         f"at {SIZES[-1]} examples the high-probability form is infinite."
     )
     yield "That the gap grows like the square of eps was seen before the slope was asked for."
 
 
-def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
+def _gaps(regrets: dict[float, _Regrets]) -> Float[np.ndarray, "runs epsilons"]:
     """Excess regret of permuted over real examples at N = 2000."""
     return np.stack([values[:, 1, -1] - values[:, 0, -1] for values in regrets.values()], 1)
 
 
-def _worth(regrets: dict[float, Regrets]) -> Estimate:
+def _worth(regrets: dict[float, _Regrets]) -> Estimate:
     """The log of the number of real examples that 20 tied ones are worth at eps = 0."""
     return of_means(regrets[0.0], lambda c: np.log(equivalent_samples(c[..., 0, :], c[..., 2, 0])))
 
 
-def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
+def _verdicts(regrets: dict[float, _Regrets]) -> Iterator[Verdict]:
     same, far = regrets[0.0], regrets[0.8]
     for name, values in (("eps = 0", same), ("eps = .8", far)):
         falling = of_means(values, lambda c: log_slope(c[..., 0, 2:], np.array(SIZES[2:])))
@@ -246,13 +246,13 @@ def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
     yield Verdict.of(claim, mean_over(gaps[:, -1]))
     claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
     yield Verdict.of_all(claim, [mean_over(step) for step in np.diff(gaps).T])
-    growth = of_means(gaps[:, 2:], lambda g: log_slope(g, np.array(EPSILONS[2:])))
+    growth = of_means(gaps[:, 2:], lambda g: log_slope(g, np.array(_EPSILONS[2:])))
     claim = (
         "the gap grows like eps, as the bound's term, rather than like its square (slope below 1.5)"
     )
     yield Verdict.of(claim, growth, below=1.5, paper=False)
     shares = pd.DataFrame(
-        {"spread": epsilon, "run": run, "share": regret / (1 - _GAMMA) / least_bounds(epsilon)[0]}
+        {"spread": epsilon, "run": run, "share": regret / (1 - _GAMMA) / _least_bounds(epsilon)[0]}
         for epsilon, values in regrets.items()
         for run, regret in enumerate(values[:, 1, -1])
     )
@@ -260,7 +260,7 @@ def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
         "no run on permuted examples loses more than Theorem 1 allows with e = 0 (share that does)"
     )
     yield never_broken(shares, "share", claim)
-    first, second, trivial = least_bounds(EPSILONS[-1])
+    first, second, trivial = _least_bounds(_EPSILONS[-1])
     for name, least in (("1", first), ("1'", second)):
         claim = f"eps = .8: with e = 0 Theorem {name} says more than that no policy loses more than 2 V_max"
         ratio, says = least / trivial, least < trivial
@@ -285,7 +285,7 @@ def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
     yield Verdict.of_all(claim, harm, paper=False)
 
 
-def _plot(regrets: dict[float, Regrets]) -> Figure:
+def _plot(regrets: dict[float, _Regrets]) -> Figure:
     """Regret by the number of examples where entities differ and where they are alike, and the gap."""
     names = (
         "N real examples",
