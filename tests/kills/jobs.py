@@ -89,7 +89,7 @@ def _export(data: Path, out: Path) -> None:
 
 
 def _demo(data: Path, out: Path) -> None:
-    command("demo", "--out", str(out), "--quiet", "--steps", "4")
+    command("demo", "charging", "--out", str(out), "--quiet", "--steps", "4")
 
 
 RUN = ("policy.safetensors", "policy.json", "results.json", "settings.toml")
