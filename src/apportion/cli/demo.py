@@ -36,7 +36,8 @@ _GLOSSARY = {
     "equal budgets": "Every policy gets the same number of updates.",
     "interval": (
         "A 95 % interval of the level over independent units, such as repetitions with other tasks and "
-        "first parameters, or weeks; n counts the units."
+        "first parameters, or weeks; n counts the units. Methods share tasks and days, so intervals of "
+        "levels can overlap although their difference is clear of zero."
     ),
 }
 _MOST_ENTITIES = 10

@@ -89,6 +89,7 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
         for name in policies
     }
     power = busiest_day(first, days, found)["power"].set_index("time")
+    power.index = power.index.str[-5:].rename(f"time on {power.index[0][:10]}")
     return Demonstration(
         "A garage's power among charging cars",
         f"{settings.task_size} charging stations are behind a feeder that gives {_CAPACITY:.0%} of their "

@@ -90,7 +90,6 @@ def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
             f"{settings.held_out} on the {days} days since then.",
             budgets_note(_REPETITIONS),
             f"Independent units are {_REPETITIONS} repetitions (which instruments are held out, tasks, "
-            f"parameters) crossed with {_TESTED_YEARS} years; n is the smaller number. All levels share "
-            "the market's good and bad years, so levels vary more than their differences.",
+            f"parameters) crossed with {_TESTED_YEARS} years; n is the smaller number.",
         ),
     )
