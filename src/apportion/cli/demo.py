@@ -115,8 +115,10 @@ def to_json(found: Mapping[str, Demonstration | str]) -> dict[str, Any]:
 def _parts(shown: Demonstration) -> list[Part]:
     levels = shown.levels
     words = "; ".join(
-        f"{row.method} {row.level:.4g} [{row.low:.4g}, {row.high:.4g}]"
-        for row in levels.itertuples()
+        f"{method} {level:.4g} [{low:.4g}, {high:.4g}]"
+        for method, level, low, high in zip(
+            levels.method, levels.level, levels.low, levels.high, strict=True
+        )
     )
     table = levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
     return [

@@ -112,20 +112,20 @@ def train_methods(
     keys = jax.vmap(jax.random.split)(keys)
     own, others = keys[:repetitions], keys[repetitions:]
     # Multi-task and prioritised learning start from the same parameters.
-    several = (_join(tasks, tasks), stack([uniform, prioritised]), _join(own, own))
-    single = (alone, stack([uniform] * SINGLE_TASKS), others)
-    batches = [(t, repeat(p, repetitions), k) for t, p, k in (several, single)]
+    several = (_join(tasks, tasks), repeat(stack([uniform, prioritised]), repetitions))
+    single = (alone, stack([uniform] * len(alone)))
+    batches = [(*several, _join(own, own)), (*single, others)]
     if not learner.periods:
         # A learner without memory takes copies of a task for that task: one program for all runs.
         copies = jax.tree.map(lambda leaf: jnp.repeat(leaf, tasks.count, 1), alone)
-        batches = [tuple(map(_join, batches[0], (copies, *batches[1][1:])))]
+        batches = [_join(batches[0], (copies, *batches[1][1:]))]
     policies = []
     for number, (chosen, priorities, run_keys) in enumerate(batches):
 
         def report(chunk: Chunk, first: int = number) -> None:
-            progress.stage("training", (first + chunk.step / chunk.steps) / len(batches))
+            progress.stage("training", 0.9 * (first + chunk.step / chunk.steps) / len(batches))
 
-        progress.stage("training", number / len(batches))
+        progress.stage("training", 0.9 * number / len(batches))
         policies.append(
             train_runs(
                 problem,

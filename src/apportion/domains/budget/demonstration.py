@@ -46,7 +46,7 @@ def demonstrate_budget(seed: int, progress: Progress) -> Demonstration:
         replay=Replay(warm_up=problem.horizon, act_periods=1),
         progress=progress,
     )
-    progress.stage("testing", 0.95)
+    progress.stage("testing", 0.9)
     rewards, shares = evaluate_methods(problem, policies, unseen, _RULE, seed=seed)
     sold = rewards[_RULE].mean(1, keepdims=True)
     names = [f"campaign {number}" for number in unseen[0, 0].entities]
