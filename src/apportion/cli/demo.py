@@ -20,7 +20,7 @@ _IDEA = (
     "entity, and the scores become shares. Because the network does not know which entity it scores, one "
     "policy can be trained on many tasks, each a subset of all entities, and used on entities it has never "
     "seen. The question in each domain below: on such entities, what do single-task, multi-task and "
-    "prioritised learning reach at equal budgets, beside the rule that is usual there?",
+    "prioritised learning reach after equally many updates, beside the rule that is usual there?",
     "This is a demonstration at toy scale: small networks, few updates, minutes on two cores. Its numbers "
     "are no findings; the studies are where claims are tested.",
 )
@@ -33,7 +33,7 @@ _GLOSSARY = {
         "(the paper's Algorithm 1)."
     ),
     "the usual rule": "What is commonly used without learning; the last row of each table.",
-    "equal budgets": "Every policy gets the same number of updates.",
+    "update": "One step of learning; every policy gets the same number of them.",
     "interval": (
         "A 95 % interval of the level over independent units, such as repetitions with other tasks and "
         "first parameters, or weeks; n counts the units. Methods share tasks and days, so intervals of "
