@@ -185,8 +185,8 @@ def make_demo(arguments: Sequence[str]) -> Command:
         """Show the method on embedded data, in minutes on 2 cores: one page for all installed domains.
 
         Compares single-task, multi-task and prioritised learning, after equally many updates, with the
-        usual rule. Ends with the path of index.html. With the name of a domain that has one, runs its own demo:
-        a policy trained, tested and kept in a folder.
+        usual rule. Ends with the path of index.html. With the name of a domain that has one, runs its
+        own demo: a policy trained, tested and kept in a folder.
 
         SHOWN
 
