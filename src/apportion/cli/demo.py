@@ -9,7 +9,7 @@ import pandas as pd
 from apportion.domains.domain import Demonstration, Domain
 from apportion.errors import InputError
 from apportion.report.page import Facts, Part, Picture, Section, Table, Words, page
-from apportion.runs.progress import Progress, TrainingStatus
+from apportion.runs.progress import Progress, Quiet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,33 +44,20 @@ _MOST_ENTITIES = 10
 """Entities with a colour of their own in the picture of shares."""
 
 
-class _Part(Progress):
-    """Progress of one domain as part of the whole."""
+class _Part(Quiet):
+    """Stages of one domain, as a part of the whole."""
 
     def __init__(self, whole: Progress, name: str, place: int, count: int):
         self._whole, self._name, self._place, self._count = whole, name, place, count
 
-    def training(self, status: TrainingStatus, title: str = "training") -> None:
-        self.stage(title, status.step / status.steps)
-
     def stage(self, text: str, done: float | None = None) -> None:
         self._whole.stage(f"{self._name}: {text}", (self._place + (done or 0.0)) / self._count)
-
-    def note(self, text: str) -> None:
-        self._whole.note(text)
 
 
 def demonstrate_all(
     domains: list[Domain], seed: int, progress: Progress
 ) -> dict[str, Demonstration | str]:
-    """Run every domain's demonstration.
-
-    Returns
-    -------
-    dict
-        By domain, its demonstration, or the sentence that says what it needs; domains without one are left
-        out.
-    """
+    """Return each domain's demonstration, or the sentence that says what it needs."""
     found: dict[str, Demonstration | str] = {}
     for place, domain in enumerate(domains):
         own = _Part(progress, domain.name, place, len(domains))
@@ -125,17 +112,12 @@ def _parts(shown: Demonstration) -> list[Part]:
         Picture("Levels on entities never seen, with 95 % intervals", _png(_dots(shown)), words),
         Table("Levels", table, "From, to: the 95 % interval; n: the independent units in it."),
         Picture(
-            f"Shares over time: {_policy_of(levels)} on a task of entities never seen",
+            "Shares over time on a task of entities never seen",
             _png(_areas(shown.shares)),
             f"Shares of {', '.join(map(str, shown.shares.columns[:_MOST_ENTITIES]))} over time.",
         ),
         Words(shown.notes),
     ]
-
-
-def _policy_of(levels: pd.DataFrame) -> str:
-    """The method whose shares are shown."""
-    return "multi-task policy" if "multi-task" in set(levels.method) else str(levels.method.iloc[0])
 
 
 def _dots(shown: Demonstration) -> "Figure":
