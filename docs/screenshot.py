@@ -1,4 +1,4 @@
-"""Take a screenshot of the top of a report: python docs/screenshot.py runs/demo/report.html
+"""Take a screenshot of the top of a report: python docs/screenshot.py runs/garage/report.html
 
 Needs Chromium with its driver, and Selenium; writes docs/assets/report.png.
 """

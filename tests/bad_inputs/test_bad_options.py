@@ -23,11 +23,15 @@ from refusals import WIDE, assert_refused, cases, cell, finished, of
     ("study among others", "study fig1 --out d", "files, such as t.csv", {"d/t.csv": "mine"}),
     ("studies among others", "study all --out d", "d/fig1: holds other files", {"d/fig1/f": ""}),
     ("study, cells cut", "study fig1 --out d", "cells.json: not valid JSON", {"d/cells.json": "{"}),
-    ("demo, steps", "demo --steps 0", "steps is 0"),
+    ("demo, seed", "demo --seed=-1", "seed is -1"),
+    ("demo, steps", "demo charging --steps 0", "steps is 0"),
+    ("demo, no such domain", "demo budgit", "did you mean budget?"),
+    ("demo of a domain without", "demo budget", "has no demo run of its own"),
+    ("demo in a file", "demo --out f", "f: is a file", {"f": "mine"}),
     ("demo among others", "demo --out d", "holds other files, such as f", {"d/f": "mine"}),
     ("check, what", "check --price p.csv", "did you mean --prices?"),
     ("no such command", "chekc", ("choose demo, train, resume", "did you mean check?")),
-    *of("budget", ("demo over a run", "demo --out run", "holds another run")),
+    *of("budget", ("demo over a run", "demo charging --out run", "holds another run")),
 )
 def test_options_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

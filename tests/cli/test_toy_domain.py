@@ -226,10 +226,9 @@ def test_a_folder_after_another_runs_folder_is_asked_for_first(trained, tmp_path
     assert_refused(apportion(*given), "give this folder first")
 
 
-def test_a_demo_is_shown_continued_and_never_replaced(tmp_path, toy, monkeypatch):
-    monkeypatch.setattr(commands, "all_domains", lambda: [toy])
+def test_a_demo_is_shown_continued_and_never_replaced(tmp_path):
     folder = tmp_path / "demo"
-    given = ("demo", "--out", folder, "--quiet")
+    given = ("demo", "toy", "--out", folder, "--quiet")
     done = apportion(*given)
     assert done.stdout.endswith(f"\n\nwrote {folder / 'report.html'}\n"), done.stderr
     policy = (folder / "policy.safetensors").read_bytes()

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from apportion.errors import InputError
 
 COMMANDS = {
-    "demo": "the main job on embedded data, minutes on 2 cores",
+    "demo": "the method on embedded data, one page, minutes on 2 cores",
     "train": "train a policy, and keep it in a folder",
     "resume": "continue a run exactly where it stopped",
     "backtest": "a trained policy on past data, with baselines",

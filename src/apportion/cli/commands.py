@@ -50,6 +50,8 @@ from apportion.runs.signals import stoppable
 
 Command = Callable[..., Any] | App
 
+_DEMO_PAGE = "index.html"
+"""What `demo` writes."""
 _TRAIN = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
 What --config leaves out has the default shown; what the command line gives goes before both.
 Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
@@ -169,27 +171,72 @@ def _resume(folder: Path, progress: Progress) -> Any:
 
 
 def make_demo(arguments: Sequence[str]) -> Command:
-    """`demo`: the first domain that has one."""
-    domain, chosen = next(
-        (domain, found) for domain in all_domains() if (found := domain.demo()) is not None
-    )
+    """`demo`: all installed domains on one page; `demo NAME`: the demo run of one domain."""
+    if arguments and arguments[0][:1] != "-":
+        return _demo_of(find_domain(arguments[0]))
 
     def command(
         *,
         out: Out = Path("apportion-demo"),
+        seed: int = 0,
+        json: Json = False,
+        quiet: Quiet = False,
+    ) -> Any:
+        """Show the method on embedded data, in minutes on 2 cores: one page for all installed domains.
+
+        Compares single-task, multi-task and prioritised learning, after equally many updates, with the
+        usual rule. Ends with the path of index.html. With the name of a domain that has one, runs its
+        own demo: a policy trained, tested and kept in a folder.
+
+        SHOWN
+
+        Parameters
+        ----------
+        out
+            Folder to write to.
+        seed
+            Decides everything random.
+        """
+        check_seed(seed)
+        require_free(out, unfinished=(_DEMO_PAGE,))
+        from apportion.cli.demo import demo_page, demonstrate_all, to_json
+
+        with only_writer(out), open_progress(quiet=quiet) as progress:
+            found = demonstrate_all(all_domains(), seed, progress)
+            report = out / _DEMO_PAGE
+            write_atomic(report, demo_page(found).encode())
+        return {"report": str(report), "domains": to_json(found)} if json else f"wrote {report}"
+
+    shown = "Example: `apportion demo --out runs/demo`\n\n" + examples("demo", all_domains())
+    return with_options(command, {}, shown)
+
+
+def _demo_of(domain: Domain) -> Command:
+    """The demo run of one domain."""
+    chosen = domain.demo()
+    if chosen is None:
+        raise InputError(
+            f"{domain.name} has no demo run of its own; `apportion demo` shows all domains"
+        )
+
+    def command(
+        name: str,
+        /,
+        *,
+        out: Out = Path(f"apportion-demo-{domain.name}"),
         steps: int = chosen.steps,
         seed: int = chosen.seed,
         json: Json = False,
         quiet: Quiet = False,
     ) -> Any:
-        """Run the main job on embedded data, in minutes on 2 cores: train, test, and write a page.
+        """Train and test a policy of one domain on embedded data, and write a page.
 
-        Ends with the path of report.html. Given again, it goes on from where it was stopped.
-
-        Example: `apportion demo --out runs/demo`
+        Ends with the path of report.html. Given again, it continues where it was stopped.
 
         Parameters
         ----------
+        name
+            The domain.
         out
             Folder to write to.
         steps

@@ -82,6 +82,24 @@ class TableResult:
         return figure
 
 
+@dataclass(frozen=True)
+class Demonstration:
+    """A small experiment of a domain on embedded data, for the page of `apportion demo`."""
+
+    title: str
+    """What is shared among whom."""
+    question: str
+    """The question, in two or three sentences."""
+    unit: str
+    """What a level measures, unit included."""
+    levels: "pd.DataFrame"
+    """Columns method, level, low, high and n: a row for each method and for the usual rule."""
+    shares: "pd.DataFrame"
+    """Shares over time: a row for each period, a column for each entity."""
+    notes: tuple[str, ...] = ()
+    """Data, budget of updates, and what n counts."""
+
+
 class Domain(ABC):
     """A kind of resource to share out: its settings, its data, and what can be asked of its runs.
 
@@ -178,6 +196,18 @@ class Domain(ABC):
 
     def demo(self) -> Any:
         """Settings of a demonstration on embedded data, minutes on two cores; None where there is none."""
+        return None
+
+    def demonstrate(self, seed: int, progress: "Progress") -> Demonstration | None:
+        """Compare methods and the usual rule on embedded data within a minute; None if there is nothing.
+
+        Parameters
+        ----------
+        seed : int
+            Decides everything random.
+        progress : Progress
+            Gets the part of the work that is done as `stage`.
+        """
         return None
 
     def problem(self) -> "Problem | None":

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.domains.domain import Domain
+from apportion.domains.domain import Demonstration, Domain
 from apportion.errors import InputError, optional_import
 from apportion_charging.settings import ChargingServeOptions, ChargingSettings, ControllerOptions
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from apportion.problem import Problem
     from apportion.report.page import Plot, Section
     from apportion.runs.folder import Run
+    from apportion.runs.progress import Progress
     from apportion.runs.runner import PreparedJob
     from apportion_charging.backtest import ChargingBacktest
     from apportion_charging.controller import Controller, PowerOffers
@@ -119,6 +120,7 @@ class _ChargingDomain(Domain):
     serve_options = ChargingServeOptions
     check_options = ChargingCheckOptions
     examples = (
+        "demo charging",
         "train charging --sessions sessions.csv --out runs/garage",
         "backtest runs/garage --sessions sessions.csv --site north --capacity 0.2",
         "certify runs/garage --against llf --data sessions.csv --site north",
@@ -202,6 +204,11 @@ class _ChargingDomain(Domain):
     def demo(self) -> ChargingSettings:
         """2019 at two sites, tested at stations it never saw and on 2021."""
         return ChargingSettings(method="mtl", until="2019-12-31", steps=600, days=24, chunk=50)
+
+    def demonstrate(self, seed: int, progress: "Progress") -> Demonstration:
+        from apportion_charging.demonstration import demonstrate_charging
+
+        return demonstrate_charging(seed, progress)
 
     def problem(self) -> "Problem":
         """The stations of one site in the year before the pandemic."""

@@ -7,10 +7,11 @@ same market's record; each comparison is paired by task.
 from typing import TYPE_CHECKING, Any
 
 from apportion.domains.budget.settings import BudgetSettings
-from apportion.domains.domain import Domain
+from apportion.domains.domain import Demonstration, Domain
 
 if TYPE_CHECKING:
     from apportion.domains.budget.problem import Budget
+    from apportion.runs.progress import Progress
     from apportion.runs.runner import PreparedJob
 
 
@@ -100,6 +101,11 @@ class BudgetDomain(Domain):
             )
 
         return PreparedJob(data, train)
+
+    def demonstrate(self, seed: int, progress: "Progress") -> Demonstration:
+        from apportion.domains.budget.demonstration import demonstrate_budget
+
+        return demonstrate_budget(seed, progress)
 
     def problem(self) -> "Budget":
         """A market of 60 campaigns."""

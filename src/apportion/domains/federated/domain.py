@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from apportion.domains.domain import Domain
+from apportion.domains.domain import Demonstration, Domain
 from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
 from apportion.errors import InputError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from apportion.certify.certificate import Gains
     from apportion.report.page import Section
     from apportion.runs.folder import Run
+    from apportion.runs.progress import Progress
     from apportion.runs.runner import PreparedJob
 
 _FEDAVG = "FedAvg"
@@ -88,6 +89,11 @@ class FederatedDomain(Domain):
         return federation_gains(
             source.policy, about, settings, digits, against, federations=count, max_gain=bound
         )
+
+    def demonstrate(self, seed: int, progress: "Progress") -> Demonstration:
+        from apportion.domains.federated.demonstration import demonstrate_federated
+
+        return demonstrate_federated(seed, progress)
 
     def sections(self, folder: Path) -> "list[Section]":
         from apportion.report.page import Section

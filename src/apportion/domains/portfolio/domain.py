@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.domains.domain import Domain
+from apportion.domains.domain import Demonstration, Domain
 from apportion.domains.portfolio.settings import PortfolioJob, all_or_named, check_cost
 from apportion.errors import InputError
 
@@ -166,6 +166,11 @@ class PortfolioDomain(Domain):
 
         prices = read_prices(options.prices, allow_jumps=all_or_named(options.allow_jumps))
         return CheckedPrices(options.prices, prices)
+
+    def demonstrate(self, seed: int, progress: "Progress") -> Demonstration:
+        from apportion.domains.portfolio.demonstration import demonstrate_portfolio
+
+        return demonstrate_portfolio(seed, progress)
 
     def sections(self, folder: Path) -> "list[Section]":
         """The next allocation, the choice, and value against baselines."""

@@ -1,0 +1,161 @@
+"""The page of `apportion demo`: every installed domain's demonstration of the method, on one page."""
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from apportion.domains.domain import Demonstration, Domain
+from apportion.errors import InputError
+from apportion.report.page import Facts, Part, Picture, Section, Table, Words, page
+from apportion.runs.progress import Progress, Quiet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TITLE = "One policy, every subset is a task"
+_IDEA = (
+    "A resource is shared among the entities of a task, period after period. One network scores every "
+    "entity, and the scores become shares. Because the network does not know which entity it scores, one "
+    "policy can be trained on many tasks, each a subset of all entities, and used on entities it has never "
+    "seen. The question in each domain below: on such entities, what do single-task, multi-task and "
+    "prioritised learning reach after equally many updates, beside the rule that is usual there?",
+    "This is a demonstration at toy scale: small networks, few updates, minutes on two cores. Its numbers "
+    "are no findings; the studies are where claims are tested.",
+)
+_GLOSSARY = {
+    "task": "A subset of the entities that shares one resource.",
+    "single-task learning": "A policy is trained on one task.",
+    "multi-task learning": "A policy is trained on many tasks, drawn with equal probability.",
+    "prioritised learning": (
+        "Multi-task learning that draws tasks more often if the policy's shares there are far from equal "
+        "(the paper's Algorithm 1)."
+    ),
+    "the usual rule": "What is commonly used without learning; the last row of each table.",
+    "update": "One step of learning; every policy gets the same number of them.",
+    "interval": (
+        "A 95 % interval of the level over independent units, such as repetitions with other tasks and "
+        "first parameters, or weeks; n counts the units. Methods share tasks and days, so intervals of "
+        "levels can overlap although their difference is clear of zero."
+    ),
+}
+_MOST_ENTITIES = 10
+"""Entities with a colour of their own in the picture of shares."""
+
+
+class _Part(Quiet):
+    """Stages of one domain, as a part of the whole."""
+
+    def __init__(self, whole: Progress, name: str, place: int, count: int):
+        self._whole, self._name, self._place, self._count = whole, name, place, count
+
+    def stage(self, text: str, done: float | None = None) -> None:
+        self._whole.stage(f"{self._name}: {text}", (self._place + (done or 0.0)) / self._count)
+
+
+def demonstrate_all(
+    domains: list[Domain], seed: int, progress: Progress
+) -> dict[str, Demonstration | str]:
+    """Return each domain's demonstration, or the sentence that says what it needs."""
+    found: dict[str, Demonstration | str] = {}
+    for place, domain in enumerate(domains):
+        own = _Part(progress, domain.name, place, len(domains))
+        own.stage("starting")
+        try:
+            result = domain.demonstrate(seed, own)
+        except InputError as error:
+            result = str(error)
+        if result is not None:
+            found[domain.name] = result
+    return found
+
+
+def demo_page(found: Mapping[str, Demonstration | str]) -> str:
+    """Return the page as one HTML string."""
+    sections = [Section("The idea", [Words(_IDEA)])]
+    for name, result in found.items():
+        if isinstance(result, str):
+            sections.append(Section(name.capitalize(), [Words([f"Not shown: {result}."])]))
+        else:
+            sections.append(Section(result.title, _parts(result), result.question))
+    words = Facts("Words on this page", _GLOSSARY, folded=False, kind="glossary")
+    sections.append(Section("Glossary", [words]))
+    return page(_TITLE, sections, subtitle="apportion demo: a demonstration, not a finding")
+
+
+def to_json(found: Mapping[str, Demonstration | str]) -> dict[str, Any]:
+    """Return the levels of each domain as plain values."""
+    return {
+        name: {"needs": result}
+        if isinstance(result, str)
+        else {
+            "title": result.title,
+            "unit": result.unit,
+            "levels": result.levels.to_dict("records"),
+            "notes": list(result.notes),
+        }
+        for name, result in found.items()
+    }
+
+
+def _parts(shown: Demonstration) -> list[Part]:
+    levels = shown.levels
+    words = "; ".join(
+        f"{method} {level:.4g} [{low:.4g}, {high:.4g}]"
+        for method, level, low, high in zip(
+            levels.method, levels.level, levels.low, levels.high, strict=True
+        )
+    )
+    table = levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
+    return [
+        Picture("Levels on entities never seen, with 95 % intervals", _png(_dots(shown)), words),
+        Table("Levels", table, "From, to: the 95 % interval; n: the independent units in it."),
+        Picture(
+            "Shares over time on a task of entities never seen",
+            _png(_areas(shown.shares)),
+            f"Shares of {', '.join(map(str, shown.shares.columns[:_MOST_ENTITIES]))} over time.",
+        ),
+        Words(shown.notes),
+    ]
+
+
+def _dots(shown: Demonstration) -> "Figure":
+    """A dot with its interval for each method, the first on top."""
+    from matplotlib.figure import Figure
+
+    levels = shown.levels.iloc[::-1]
+    figure = Figure(figsize=(7, 0.45 * len(levels) + 0.9), layout="constrained")
+    axes = figure.subplots()
+    ends = [levels.level - levels.low, levels.high - levels.level]
+    axes.errorbar(levels.level, range(len(levels)), xerr=ends, fmt="o", capsize=4, color="C0")
+    axes.set_yticks(range(len(levels)), list(levels.method))
+    axes.set_ylim(-0.6, len(levels) - 0.4)
+    axes.set_xlabel(shown.unit)
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def _areas(shares: pd.DataFrame) -> "Figure":
+    """Stacked shares over time."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axes = figure.subplots()
+    colours = [colormaps["tab10"](place % _MOST_ENTITIES) for place in range(shares.shape[1])]
+    colours = ["0.85" if name == "unused" else c for name, c in zip(shares, colours, strict=True)]
+    axes.stackplot(range(len(shares)), shares.to_numpy().T, labels=list(shares), colors=colours)
+    places = range(0, len(shares), max(len(shares) // 6, 1))
+    axes.set_xticks(list(places), [str(shares.index[place])[:16] for place in places])
+    axes.tick_params(axis="x", rotation=20 if shares.index.dtype.kind not in "iu" else 0)
+    axes.set_xlabel(str(shares.index.name or "period"))
+    axes.set(ylabel="share", ylim=(0, 1), xlim=(0, max(len(shares) - 1, 1)))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    return figure
+
+
+def _png(figure: "Figure") -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=144)
+    return picture.getvalue()

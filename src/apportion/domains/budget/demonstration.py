@@ -1,0 +1,70 @@
+"""The three methods on simulated advertising markets, beside equal shares."""
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.budget.problem import Budget
+from apportion.domains.budget.settings import BudgetSettings
+from apportion.domains.demonstration import (
+    budgets_note,
+    draw_repetitions,
+    evaluate_methods,
+    levels_of,
+    train_methods,
+)
+from apportion.domains.domain import Demonstration
+from apportion.learners.direct import Direct
+from apportion.memory import Replay
+from apportion.policy import Recurrent
+from apportion.runs.progress import Progress
+
+_MARKETS = 8
+"""Independent markets, each a repetition."""
+_RULE = "equal shares"
+
+
+def demonstrate_budget(seed: int, progress: Progress) -> Demonstration:
+    """Train and test in several markets of 60 campaigns, 20 of them held out in each."""
+    settings = BudgetSettings(seed=seed)
+    # Campaigns are independent, so several markets are one large one.
+    universe = _MARKETS * settings.universe
+    problem = Budget.simulate(universe, settings.periods, noise=settings.noise, seed=seed)
+    tasks, unseen = draw_repetitions(
+        np.split(np.arange(universe), _MARKETS),
+        held_out=settings.held_out,
+        task_size=settings.task_size,
+        tasks=settings.tasks,
+        tested=settings.tasks,
+        seed=seed,
+    )
+    policies = train_methods(
+        problem,
+        tasks,
+        lambda key: Recurrent(channels=2, hidden=settings.hidden, key=key),
+        Direct(settings.batch, settings.learning_rate),
+        settings,
+        replay=Replay(warm_up=problem.horizon, act_periods=1),
+        progress=progress,
+    )
+    progress.stage("testing", 0.9)
+    rewards, shares = evaluate_methods(problem, policies, unseen, _RULE, seed=seed)
+    sold = rewards[_RULE].mean(1, keepdims=True)
+    names = [f"campaign {number}" for number in unseen[0, 0].entities]
+    return Demonstration(
+        "An advertising budget among campaigns",
+        f"Each period one budget is shared among the {settings.task_size} campaigns of a task. Spending "
+        "builds goodwill that fades, sales saturate, and what a campaign earns is measured with noise. "
+        "Which shares sell most?",
+        "sales, % of what equal shares sell in the same market",
+        levels_of(
+            {name: 100 * each.mean(1, keepdims=True) / sold for name, each in rewards.items()}
+        ),
+        pd.DataFrame(shares, columns=pd.Index(names)),
+        (
+            f"Simulated markets of {settings.universe} campaigns: {settings.tasks} training tasks among "
+            f"{settings.universe - settings.held_out} of them, {settings.tasks} test tasks among the other "
+            f"{settings.held_out}, on the same {problem.horizon} periods.",
+            budgets_note(_MARKETS),
+            f"The independent unit is a market with its campaigns, tasks and parameters: n = {_MARKETS}.",
+        ),
+    )

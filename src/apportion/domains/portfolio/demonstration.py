@@ -1,0 +1,95 @@
+"""The three methods on daily prices, beside Equal CRP."""
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.demonstration import (
+    budgets_note,
+    draw_repetitions,
+    evaluate_methods,
+    levels_of,
+    train_methods,
+)
+from apportion.domains.domain import Demonstration
+from apportion.domains.portfolio.market import Costs, Market
+from apportion.domains.portfolio.prices import embedded_prices
+from apportion.domains.portfolio.record import TRADING_DAYS
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.simulated import SimulatedMarket
+from apportion.errors import InputError
+from apportion.learners.direct import Direct
+from apportion.memory import Replay
+from apportion.policy import Recurrent
+from apportion.runs.progress import Progress
+
+_REPETITIONS, _TESTED_TASKS, _TESTED_YEARS = 4, 8, 6
+"""Years of 252 trading days at the end of the prices, none of them trained on."""
+
+
+def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
+    """Train on the days before the test years, and test on instruments held out from training."""
+    settings = PortfolioSettings.paper(
+        tasks=20,
+        task_size=5,
+        held_out=8,
+        window=8,
+        batch=32,
+        hidden=12,
+        learning_rate=3e-3,
+        seed=seed,
+    )
+    try:
+        prices, source = embedded_prices(), "The 20 stocks that skfolio ships"
+    except InputError:
+        prices = SimulatedMarket.draw(universe=20, days=12 * TRADING_DAYS, seed=seed).prices
+        source = "20 simulated instruments (with skfolio installed, the 20 stocks that it ships)"
+    days = _TESTED_YEARS * TRADING_DAYS
+    start, costs = prices.dates[-days], Costs(settings.cost)
+    market = Market.of(prices.until(start), window=settings.window, costs=costs)
+    later = Market.of(prices, start=start, window=settings.window, costs=costs)
+    tasks, unseen = draw_repetitions(
+        [np.arange(len(prices.tickers))] * _REPETITIONS,
+        held_out=settings.held_out,
+        task_size=settings.task_size,
+        tasks=settings.tasks,
+        tested=_TESTED_TASKS,
+        seed=seed,
+    )
+    policies = train_methods(
+        market,
+        tasks,
+        lambda key: Recurrent(market.prices.shape[-1], settings.hidden, key=key),
+        Direct(settings.batch, settings.learning_rate),
+        settings,
+        replay=Replay(
+            length=market.horizon,
+            warm_up=market.horizon,
+            recency=settings.recency,
+            act_periods=settings.act_periods,
+        ),
+        progress=progress,
+    )
+    progress.stage("testing", 0.9)
+    rewards, shares = evaluate_methods(later, policies, unseen, "Equal CRP", seed=seed)
+    tables = {
+        name: 100 * TRADING_DAYS * table.reshape(len(table), _TESTED_YEARS, -1).mean(2)
+        for name, table in rewards.items()
+    }
+    names = pd.Index(unseen[0, 0].names(prices.tickers))
+    return Demonstration(
+        "Wealth among instruments",
+        f"Each day wealth is shared among the {settings.task_size} instruments of a task; trading costs "
+        f"{settings.cost:.2%} of what is traded. Which shares let wealth grow most? Equal CRP restores "
+        "equal shares every day.",
+        "log growth a year, net of costs (%)",
+        levels_of(tables),
+        pd.DataFrame(shares, pd.Index(prices.dates[-days:], name="day"), names).iloc[:TRADING_DAYS],
+        (
+            f"{source}: {settings.tasks} training tasks of {len(prices.tickers) - settings.held_out} "
+            f"instruments on days before {start}, {_TESTED_TASKS} test tasks of the other "
+            f"{settings.held_out} on the {days} days since then.",
+            budgets_note(_REPETITIONS),
+            f"Independent units are {_REPETITIONS} repetitions (which instruments are held out, tasks, "
+            f"parameters) crossed with {_TESTED_YEARS} years; n is the smaller number.",
+        ),
+    )
