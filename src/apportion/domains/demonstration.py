@@ -24,7 +24,7 @@ from apportion.policy import Policy
 from apportion.problem import Problem, evaluate
 from apportion.runs.progress import Progress
 from apportion.tasks import Task, draw_tasks, split_entities
-from apportion.training import Chunk, Chunks, train_runs
+from apportion.training import Chunk, Chunks, train
 from apportion.trees import Tree, grouped, repeat, stack, take
 
 UPDATES = 200
@@ -128,7 +128,7 @@ def train_methods(
 
         progress.stage("training", 0.9 * number / len(batches))
         policies.append(
-            train_runs(
+            train(
                 problem,
                 chosen,
                 eqx.filter_vmap(network)(run_keys[:, 0]),
@@ -138,7 +138,7 @@ def train_methods(
                 scorer=settings.scorer_function(),
                 replay=replay,
                 chunks=Chunks(UPDATES // 5, on_chunk=report),
-                keys=run_keys[:, 1],
+                key=run_keys[:, 1],
             ).policy
         )
     trained = _join(*policies)

@@ -19,8 +19,8 @@ from apportion.runs.progress import Progress
 from apportion.trees import stack
 from apportion_charging.backtest import backtest_schedules, busiest_day
 from apportion_charging.forecasts import add_forecasts
-from apportion_charging.problem import CHANNELS, Charging
-from apportion_charging.schedulers import SCHEDULERS, PolicySchedule
+from apportion_charging.problem import CHANNELS, Charging, PolicySchedule
+from apportion_charging.schedulers import SCHEDULERS
 from apportion_charging.sessions import read_sessions
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.training import Garages, choose_stations, direct_learner
