@@ -186,13 +186,6 @@ UNSAVABLE = {
         lambda: Holding(len),
         "value is of type builtin_function_or_method, which cannot be saved",
     ),
-    "Holding1": (lambda: Holding(float("inf")), "value is inf, which is not finite"),
-    "PartialTrading": (
-        lambda: eqx.tree_at(
-            lambda p: p.trade_fraction, PartialTrading(EqualShares(), 0.5), jnp.asarray(jnp.nan)
-        ),
-        "trade_fraction is nan; it must be between 0 and 1",
-    ),
     "Recurrent": (
         lambda: eqx.tree_at(
             lambda p: p.recurrence.bias, Recurrent(1, 2, key=KEY), jnp.array([0, jnp.inf])
