@@ -1,6 +1,5 @@
 """What apportion needs may be used by whoever may use apportion."""
 
-
 from licences import is_accepted, listed
 
 
