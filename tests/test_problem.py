@@ -122,7 +122,6 @@ def test_tasks_outside_the_universe_or_not_a_stack_are_refused():
     ("shares", "words"),
     [
         ([0.5, 0.6, 0.0], "off the simplex"),
-        ([1.5, -0.5, 0.0], "off the simplex"),
         ([0.5, 0.0, 0.5], "off the simplex"),
         ([np.nan, 1.0, 0.0], "not finite"),
         ([0.5, 0.5], r"shape \(2,\); it must be \(3,\)"),

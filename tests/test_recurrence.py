@@ -123,11 +123,6 @@ def test_double_precision_stays_double():
         assert_close(found, expected, 1e-12)
 
 
-def test_an_empty_window_leaves_the_state_at_zero():
-    cell, _ = make()
-    assert cell(jnp.zeros((3, 0, 3))).tolist() == np.zeros((3, 17)).tolist()
-
-
 @pytest.mark.parametrize(
     ("sizes", "block", "dtype", "of_inputs", "tolerance"),
     [

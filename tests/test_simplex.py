@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from apportion.errors import InputError
 from apportion.simplex import Bounds, Head, equal_within, within
 
 
@@ -146,11 +145,6 @@ def test_cash_takes_what_no_other_can_and_equal_shares_rise_alike_until_full():
         jnp.ones(4, bool), Bounds(jnp.array([0.1, 0.5, 0.5, 0.0]))
     )
     assert np.asarray(shares) == pytest.approx(np.array([0.1, 0.45, 0.45, 0.0]), abs=1e-6)
-
-
-def test_impossible_bounds_are_refused():
-    with pytest.raises(InputError, match="floor"):
-        Head(floor=0.5, cap=0.4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from apportion.algorithm import Algorithm, _fault, advance, begin, raise_fault
 from apportion.certify.statistics import compare
 from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
-from apportion.learners.direct import Direct, DirectEpisodes
+from apportion.learners.direct import Direct
 from apportion.memory import Replay
 from apportion.policy import GaussianLogits, Policy, Recurrent
 from apportion.priority import Priority
@@ -195,7 +195,6 @@ def test_the_papers_memory_starts_empty_and_acting_fills_it_up_to_the_end_of_an_
         (Direct(16), Replay(warm_up=0, act_periods=1), 1500, None),
         (Direct(16), Replay(slots=2), 10**6, r"seen about 2 of .* larger Replay\(slots=...\)"),
         (Direct(16), None, 1, None),
-        (DirectEpisodes(1), None, 1, None),
     ],
 )
 def test_memory_that_covers_little_is_warned_of(learner, replay, steps, warned):
@@ -256,7 +255,6 @@ def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were
     [
         ({}, 0.5, 0),
         ({"loss": jnp.nan}, 0.5, 1),
-        ({"gradient_norm": jnp.inf}, jnp.nan, 1),
         ({"allocations": [[0.9, 0.2, 0.0]]}, 0.5, 2),
         ({"allocations": [[0.5, 0.0, 0.5]]}, 0.5, 2),
         # What nobody can take is left over, and a period that was not lived says nothing.
@@ -294,10 +292,8 @@ def test_a_policy_off_the_simplex_or_for_other_channels_is_refused_before_any_wo
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"replay": Replay(act_periods=-1)}, "act_periods is -1"),
         ({"replay": Replay(length=2)}, "memory length is 2"),
         ({"replay": Replay(recency=1.0)}, "recency is 1.0"),
-        ({"replay": Replay(slots=0)}, "slots is 0"),
         ({"replay": Replay(warm_up=9, slots=2)}, "warm_up needs a slot for each of the 8 tasks"),
         ({"replay": Replay(warm_up=20, length=16)}, "warm_up is 20"),
         ({"steps": 0}, "steps, chunk length and record_every"),

@@ -31,8 +31,6 @@ def session(**changes: str) -> str:
     ("no station", session(station=""), 'column "station" is empty', "line 3"),
     ("energy is text", session(delivered_kwh="lots"), "is not a number", "lots"),
     ("energy is negative", session(delivered_kwh="-1"), "is negative"),
-    ("energy is infinite", session(delivered_kwh="inf"), "is infinite"),
-    ("a wish is negative", session(requested_kwh="-2"), 'column "requested_kwh" is negative'),
     (
         "energy is in Wh",
         session(delivered_kwh="9000").replace(",20,5\n", ",20,5000\n"),
@@ -56,7 +54,6 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
 
 
 @cases(
-    ("absent", "check --sessions s.csv", ("s.csv: no such file",)),
     ("a folder", "check --sessions .", (".: is a folder",)),
     ("no Parquet", "check --sessions s.parquet", ("cannot be read",), {"s.parquet": GOOD}),
     (
@@ -71,17 +68,14 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
         ("has no column 'arival' for arrival", "did you mean arrival?"),
         SOUND,
     ),
-    ("no mapping", "check --sessions s.csv --columns arrival", "write arrival=Start", SOUND),
     ("no such zone", "check --sessions s.csv --timezone Mars/North", ("no such time zone",), SOUND),
     ("train, few", "train charging --sessions s.csv --out out", "stations are trained", SOUND),
-    ("train, no such site", "train charging --site mars --out out", ("mars", "sites are")),
     *(
         (f"backtest, {name}", f"backtest run {options}", (word,), SOUND, "charging")
         for name, options, word in (
             ("of which site", "", "choose one with --site"),
             ("no such site", "--site mars", "mars"),
             ("capacity", "--site jpl --capacity 2", "capacity 2"),
-            ("prices", "--prices s.csv", "takes no --prices"),
         )
     ),
 )
@@ -95,7 +89,6 @@ NOW = json.dumps({"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [{"
 @cases(
     ("no --now", "allocate run", ("--now FILE.json",), {}, "charging"),
     ("absent", "allocate run --now now.json", ("now.json: cannot be read",), {}, "charging"),
-    ("empty", "allocate run --now now.json", ("now.json", "JSON"), {"now.json": ""}, "charging"),
     (
         "of no site",
         "allocate run --now now.json",
@@ -103,15 +96,7 @@ NOW = json.dumps({"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [{"
         {"now.json": NOW},
         "charging",
     ),
-    ("of a portfolio", "allocate run --now now.json", ("takes no --now",), {}, "portfolio"),
     ("a past", "allocate run --earlier s.csv", ("takes no --earlier",), SOUND, "portfolio"),
-    (
-        "no past",
-        "allocate run --now now.json --earlier s.csv --site site.toml",
-        ("s.csv: no such file",),
-        {"now.json": NOW, "site.toml": "feeder_kw = 20\n[stations.A]\n"},
-        "charging",
-    ),
 )
 def test_a_controller_needs_the_state_of_its_garage(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

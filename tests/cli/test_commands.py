@@ -82,22 +82,6 @@ def test_a_trained_garage_is_certified_over_least_laxity_first(tmp_path):
     pd.testing.assert_frame_equal(early, table[: len(early)], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_federation_is_trained_and_compared_with_fedavg(tmp_path):
-    small = (
-        "--learner ppo --steps 2 --chunk 1 --rollouts 2 --rounds 3 --samples 20 --clients 8 4 --seen 5 2 "
-        "--task-sizes 3 1 --tasks 3 --unseen 2 --pooling 4 --model perceptron --epochs 1 "
-        "--test 100 --evaluation 50"
-    )
-    folder = tmp_path / "run"
-    printed = one_object(apportion("train", "federated", "--out", folder, "--json", *small.split()))
-    results = printed["results"]
-    assert results["gain_final"]["n"] == results["gain_mean_over_rounds"]["n"] == 2
-    difference = results["final_accuracy"] - results["final_accuracy_fedavg"]
-    assert results["gain_final"]["value"] == pytest.approx(difference, abs=1e-6)
-    assert "task_sizes = [3, 1]" in (folder / "settings.toml").read_text()
-
-
 def test_check_tells_what_is_installed_and_what_a_file_holds(tmp_path):
     prices = tmp_path / "prices.csv"
     SimulatedMarket.draw(universe=6, days=150).prices.to_frame().to_csv(prices)

@@ -187,11 +187,8 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
         ("", "--against NAME is missing"),
         ("--against nobody", "there is no baseline 'nobody'"),
         ("--against chance --alpha 0", "--alpha is 0; it must be above 0 and below 1"),
-        ("--against chance --alpha nan", "--alpha is nan"),
-        ("--against chance --alpha much", "--alpha is 'much'"),
         ("--against chance --block 0", "--block is 0"),
         ("--against chance --out {}/file", "is a file; choose a folder"),
-        ("--against chance --out {}/file/new", "is a file"),
         ("--against chance --out /proc/new", "cannot be written to"),
     ],
 )

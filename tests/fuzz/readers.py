@@ -292,13 +292,11 @@ PLAN = Plan(
 )
 
 
-def _study_files(whole: bool) -> Files:
+def _study_files() -> Files:
     files = {
         "cells.json": _json({"study": "toy", "digest": PLAN.digest}),
         "study.json": _json({"name": "toy", "device": "cpu", "seconds": 1.5}),
     }
-    if whole:
-        return files | {"rows.parquet": ROWS.to_parquet()}
     parts = {f"cells/{name}.parquet": rows.to_parquet() for name, rows in ROWS.groupby("cell")}
     return files | parts
 
@@ -388,8 +386,7 @@ READERS: dict[str, Reader] = {
     "a run's folder": Reader(cache(_run_files), _run),
     "a portfolio policy": Reader(_policy_files, _policy, _mend_policy),
     "facts of a charging policy": Reader(_text("about.json", to_json(_FACTS)), _facts, share=QUICK),
-    "a study's cells": Reader(cache(partial(_study_files, False)), _study),
-    "a study's rows": Reader(cache(partial(_study_files, True)), _study),
+    "a study's cells": Reader(cache(_study_files), _study),
     "mnist.npz": Reader(
         cache(_mnist_file), lambda folder: load_images(folder / "mnist.npz"), share=QUICK
     ),

@@ -1,5 +1,4 @@
 import io
-import re
 import sys
 
 import pytest
@@ -9,7 +8,6 @@ from apportion.runs.progress import (
     TrainingStatus,
     _collapse_warning,
     _Lines,
-    _Live,
     open_progress,
 )
 
@@ -58,46 +56,27 @@ def test_quiet_says_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def _terminal(monkeypatch) -> io.StringIO:
-    """Make standard error a terminal."""
-
+def test_a_terminal_shows_one_line_redrawn_in_place_and_keeps_notes_and_warnings(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "120")
-    return terminal
-
-
-def test_the_live_display_shows_speed_and_time_left_from_the_second_chunk_on(monkeypatch):
-    _terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "40")
     with open_progress() as progress:
-        assert isinstance(progress, _Live)
-        progress.training(_status(10, "it collapsed"), "P-MTL [bold]")
-        for part in ("step 10 of 100", "0.25", "3 (40%)", "it collapsed", "P-MTL [bold]"):
-            assert part in _drawn(progress)
-        assert "steps/s" not in _drawn(progress)
+        assert isinstance(progress, _Lines)
+        progress.seconds = 0.0
         progress.training(_status(10), "first")
         progress.training(_status(20), "first")
-        assert "steps/s" in _drawn(progress)
-        assert re.search(r"\d+:\d\d", _drawn(progress))
-        progress.training(_status(10), "second")
-        assert "steps/s" not in _drawn(progress)
-        assert "step 10 of 100" in _drawn(progress)
-        # A stage shows its fraction, and drops the numbers of training.
+        progress.training(_status(30, "it collapsed"), "second")
         progress.stage("testing", 0.25)
-        assert "testing" in _drawn(progress)
-        assert "25%" in _drawn(progress)
-        assert "reward" not in _drawn(progress)
-        progress.stage("saving")
-        assert "25%" not in _drawn(progress)
-
-
-def _drawn(progress: _Live) -> str:
-    """The display without colours."""
-    with progress._console.capture() as capture:
-        progress._console.print(progress._live.renderable)
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
+        progress.note("a note")
+    _, first, second, warned, stage, note, rest = terminal.getvalue().split("\r\x1b[K")
+    assert first == "first: step 10 of 100, reward 0.25, fro"
+    assert "steps/s" in second
+    # The speed is that of the title; a warning is never cut.
+    assert warned.startswith("second: step 30 of 100, reward 0.25")
+    assert warned.endswith("it collapsed\n")
+    assert stage == "testing (25%)"
+    assert (note, rest) == ("a note\n", "")

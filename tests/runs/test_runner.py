@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from apportion.cli import main
-from apportion.composition import EqualShares
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.errors import InputError
-from apportion.runs.files import only_writer, read_json
+from apportion.runs.files import only_writer
 from apportion.runs.folder import load_run
 from apportion.runs.progress import Quiet
 from apportion.runs.runner import JobResult, PreparedJob, Stopped, start_run
@@ -111,45 +109,6 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_every_file_whole(
     saved = load_run(folder).newest_checkpoint()
     assert saved is not None
     assert saved[0] == 2
-
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.studies.engine"])
-
-
-def train_long_enough(folder: Path) -> None:
-    """Long enough for the other process to start."""
-
-    def train(on_chunk, resume) -> JobResult:
-        time.sleep(0.5)
-        return JobResult(EqualShares(), {"done": True}, "")
-
-    start(folder, train)
-
-
-def _write_at_once(folder: Path, both, found) -> None:
-    both.wait()
-    try:
-        train_long_enough(folder)
-        found.put("wrote")
-    except InputError as error:
-        found.put(f"refused: {error}")
-    except BaseException as error:
-        found.put(f"{type(error).__name__}: {error}")
-
-
-def test_of_two_that_write_in_one_folder_one_is_refused(tmp_path):
-    both, found = _CONTEXT.Barrier(2), _CONTEXT.Queue()
-    arguments = (tmp_path / "out", both, found)
-    writers = [_CONTEXT.Process(target=_write_at_once, args=arguments) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    refused, wrote = sorted(found.get(timeout=300) for _ in writers)
-    for writer in writers:
-        writer.join()
-    assert wrote == "wrote"
-    assert any(word in refused for word in ("another process is writing", "already holds a run"))
-    assert read_json(tmp_path / "out" / "results.json") == {"done": True}
 
 
 # One call of hours that comes back to Python at its end alone, as compiled programs do.

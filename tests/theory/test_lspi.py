@@ -118,9 +118,3 @@ def test_separate_paths_weigh_the_tasks_kernels_by_their_visits():
     np.testing.assert_allclose(moves.counts / moves.counts.sum(-1)[..., None], expected, atol=0.08)
     expected = (visits * reward).sum(1) / 3
     np.testing.assert_allclose(moves.rewards / 12_000, expected, atol=0.03)
-
-
-def test_a_path_whose_move_is_certain_is_followed():
-    ring = MDP(np.roll(np.eye(3), 1, axis=1)[None, None, :, None], np.ones((1, 1, 3, 1)), 0.5)
-    moves = one_path(ring, np.zeros((1, 3), int), 30, np.random.default_rng(0))
-    np.testing.assert_array_equal(moves.counts[0], 10 * np.roll(np.eye(3), 1, axis=1))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError, reading
+from apportion.errors import reading
 from apportion.report.page import Plot, number
-from apportion.runs.files import read_bytes, read_json, read_rows
+from apportion.runs.files import read_bytes, read_json
 from apportion.runs.folder import Run
 
 COLOURS = (
@@ -46,21 +46,16 @@ _WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", "equal-crp")
 
 
 def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | None:
-    """Read a table of the folder, CSV or Parquet, `indexed` by its first column; None if there is none."""
-    found = (path for s in (".parquet", ".csv") if (path := folder / (name + s)).exists())
-    path = next(found, None)
-    if path is None:
-        return None
-    if path.is_dir():
+    """Read a table of a run or a study, `indexed` by its first column; None if there is none."""
+    path = folder / f"{name}.csv"
+    if (folder / f"{name}.parquet").is_dir():
         frame = Run(folder).table(name)
-    elif path.suffix == ".parquet":
-        frame = read_rows(path, "put it back from a copy")
-    else:
+    elif path.exists():
         with reading(path, "put it back from a copy"):
             frame = pd.read_csv(io.BytesIO(read_bytes(path)))
-    if indexed and isinstance(frame.index, pd.RangeIndex):
-        frame = frame.set_index(frame.columns[0])
-    return frame
+    else:
+        return None
+    return frame.set_index(frame.columns[0]) if indexed else frame
 
 
 def read_if_there(path: Path) -> Any:
@@ -69,17 +64,14 @@ def read_if_there(path: Path) -> Any:
 
 
 def _labels(names: Sequence[Any] | pd.Index, length: int = _MAX_LEGEND_NAME) -> list[str]:
-    """Names on one line each, cut and escaped for Plotly; names that are equal once cut get numbers.
+    """Names on one line each, cut and escaped for Plotly.
 
     >>> _labels(["a  name", "<b>"])
     ['a name', '&lt;b&gt;']
     """
     words = (" ".join(str(name).split()) for name in names)
-    cut = [name if len(name) <= length else f"{name[: length - 1]}…" for name in words]
-    return [
-        escape(name if cut.count(name) == 1 else f"{name} ({place + 1})", quote=False)
-        for place, name in enumerate(cut)
-    ]
+    cut = (name if len(name) <= length else f"{name[: length - 1]}…" for name in words)
+    return [escape(name, quote=False) for name in cut]
 
 
 def _thin(frame: Any, count: int) -> pd.DataFrame:
@@ -132,10 +124,6 @@ def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
     title : str
         Heading of the plot.
     """
-    for needed in ("step", column):
-        if needed not in metrics:
-            known = ", ".join(map(str, metrics))
-            raise InputError(f"metrics: no column {needed!r}; it has {known}")
     steps = metrics["step"]
     width = max((steps.max() - steps.min() + 1) / _MAX_CURVE_POINTS, 1)
     bins = ((steps - steps.min()) // width).astype(int)

@@ -3,14 +3,13 @@
 A run's folder holds `metrics` (a row for each recorded step) and may hold `headline.json`,
 `certificate.json`, `allocations` (a column for each entity), `probabilities` (a column for each task),
 `results.json`, `policy.json`, `settings.toml`, `environment.json`, and the files that its domain reads.
-Tables are CSV or Parquet; the first column of a time series is the date, the round or the step.
+A table is one CSV file, or Parquet in parts. The first column of a time series is the date, the round
+or the step.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
-
-import pandas as pd
 
 from apportion.certify.statistics import Outcome
 from apportion.errors import InputError
@@ -23,7 +22,6 @@ from apportion.report.page import (
     Picture,
     Section,
     Words,
-    number,
     page,
 )
 from apportion.report.plots import read_if_there, read_table
@@ -35,12 +33,6 @@ _CURVES = {
     "score": "Score of the drawn task",
     "loss": "Weighted loss",
 }
-_METHODS = {
-    "pmtl": "P-MTL: many tasks, drawn by priority",
-    "mtl": "MTL: many tasks, drawn evenly",
-    "stl": "STL: one task",
-}
-_DATA = {"source": "data", "tickers": "instruments", "first": "first day", "last": "last day"}
 _ELSEWHERE = ("fingerprint", "until")
 """Facts of the data that the page shows elsewhere."""
 _VERDICTS: dict[str, Outcome] = {
@@ -91,7 +83,7 @@ def run_page(folder: Path, domain: RunDomain | None = None, *, inline: bool = Fa
     about, environment = (read_if_there(folder / f"{x}.json") for x in ("headline", "environment"))
     facts = _identity(folder, settings, environment)
     sections = [Section("This run", [Facts("What, when, on whom", facts, folded=False)])]
-    sections += [_headline(metrics, about), *_certificate(folder)]
+    sections += [*_headline(about), *_certificate(folder)]
     if domain is not None:
         sections += domain.sections(folder)
     shares = read_table(folder, "allocations", indexed=True)
@@ -122,14 +114,11 @@ def _identity(
     """The known facts among policy, method, domain, last training day, start, entities and test days."""
     results, policy = (read_if_there(folder / f"{name}.json") for name in ("results", "policy"))
     data = environment.get("data", {})
-    method = settings.get("method")
     until = results.get("trained_until") or data.get("until") or data.get("last")
-    whom = {
-        _DATA.get(name, name): _in_a_line(data[name]) for name in data if name not in _ELSEWHERE
-    }
+    whom = {name: _in_a_line(data[name]) for name in data if name not in _ELSEWHERE}
     found = {
         "policy": " of ".join(_classes(policy.get("policy"))),
-        "method": _METHODS.get(str(method), method),
+        "method": settings.get("method"),
         "domain": settings.get("job"),
         "trained until": _in_a_line(until),
         "made at": str(environment.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
@@ -160,24 +149,14 @@ def _classes(policy: Any) -> list[str]:
     return [str(policy["class"]).rpartition(".")[2], *_classes(inside)]
 
 
-def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
-    """The cards in `headline.json`, or cards computed from the metrics."""
-    cards = [Headline(**card) for card in about.get("cards", [])]
-    if not cards:
-        last = metrics["step"].to_numpy().max()
-        late: Any = metrics[metrics["step"] > 0.9 * last]
-        cards = [Headline("Steps", number(int(last)))]
-        for column, label in (
-            ("reward", "Reward"),
-            ("deviation", "Deviation from equal shares"),
-        ):
-            low, high = (number(float(late[column].quantile(part))) for part in (0.25, 0.75))
-            mean = number(float(late[column].mean()))
-            cards.append(Headline(f"{label}, last tenth", mean, f"middle half {low} to {high}"))
-    parts: list[Part] = [Headlines(cards)]
+def _headline(about: dict[str, Any]) -> list[Section]:
+    """The cards and the text of `headline.json`, if a domain wrote any."""
+    parts: list[Part] = []
+    if about.get("cards"):
+        parts.append(Headlines([Headline(**card) for card in about["cards"]]))
     if about.get("words"):
         parts.append(Words(about["words"]))
-    return Section("Headline", parts, about.get("lead", ""))
+    return [Section("Headline", parts, about.get("lead", ""))] if parts else []
 
 
 def _certificate(folder: Path) -> list[Section]:
@@ -195,7 +174,6 @@ def _certificate(folder: Path) -> list[Section]:
         _VERDICTS.get(made["verdict"]),
     )
     facts = {
-        "verdict": made["verdict"],
         "decided on": made["decided"],
         "alpha": made["alpha"],
         "wealth of the bets": made["wealth"],

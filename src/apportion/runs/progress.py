@@ -1,8 +1,9 @@
 """Progress of long-running work: steps per second, time left, reward, distance from equal shares.
 
-A terminal gets a live display, a log or a pipe plain lines; both are on standard error.
+Lines on standard error: on a terminal the last one is redrawn in place, in a log or a pipe each is kept.
 """
 
+import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +18,8 @@ _EQUAL_DEVIATION = 1e-3
 """Mean deviation from equal shares below which a warning is shown."""
 _ONE_ENTITY_FRACTION = 0.98
 """Fraction of the largest possible deviation above which a warning is shown."""
+_ERASE_LINE = "\r\x1b[K"
+"""Moves to the start of a terminal's line and clears it."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,12 @@ def _describe(status: TrainingStatus, speed: float | None) -> str:
 
 @dataclass
 class _Lines(Progress):
-    """Plain lines, at most one every `seconds`, for logs and pipes."""
+    """Plain lines, at most one every `seconds`; on a terminal a line replaces the one before it."""
 
     seconds: float = 5.0
+    in_place: bool = False
     _first: tuple[float, int] | None = None
+    _title: str = ""
     _step: int = 0
     _printed: float = -1e9
     _warned: str = ""
@@ -126,82 +131,40 @@ class _Lines(Progress):
     def training(self, status: TrainingStatus, title: str = "training") -> None:
         now, fresh = time.monotonic(), status.warning != self._warned
         # Counted from the first chunk's end, because the first chunk also compiles.
-        if self._first is None or status.step < self._step:
+        if self._first is None or title != self._title or status.step < self._step:
             self._first = (now, status.step)
         begun, first = self._first
         speed = (status.step - first) / max(now - begun, 1e-9) or None
-        self._step, self._warned = status.step, status.warning
+        self._title, self._step, self._warned = title, status.step, status.warning
         line = f"{title}: {_describe(status, speed)}"
-        self._print(line, always=fresh or status.step == status.steps)
+        self._print(line, keep=fresh or status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
-        self._print(text if done is None else f"{text} ({done:.0%})", always=False)
+        self._print(text if done is None else f"{text} ({done:.0%})")
 
     def note(self, text: str) -> None:
-        self._print(text, always=True)
-
-    def _print(self, line: str, *, always: bool) -> None:
-        now = time.monotonic()
-        if always or now - self._printed >= self.seconds:
-            self._printed = now
-            print(line, file=sys.stderr, flush=True)
-
-
-class _Live(Progress):
-    """A live display on a terminal: a bar with the numbers below it, redrawn in place."""
-
-    def __init__(self) -> None:
-        from rich import progress
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
-        self._console = Console(stderr=True)
-        # Speed is estimated over minutes, for a chunk may take that long.
-        self._bar = progress.Progress(
-            progress.SpinnerColumn(),
-            progress.TextColumn("{task.description}", style="bold", markup=False),
-            progress.BarColumn(bar_width=32),
-            progress.TextColumn("{task.fields[percent]}", markup=False),
-            console=self._console,
-            speed_estimate_period=600,
-        )
-        self._task = self._bar.add_task("starting", total=None, percent="")
-        self._live = RichLive(self._bar, console=self._console, transient=True)
-        self._live.start()
-
-    def training(self, status: TrainingStatus, title: str = "training") -> None:
-        self._move(title, status.step, status.steps)
-        self._draw(_describe(status, self._bar.tasks[0].speed))
-
-    def stage(self, text: str, done: float | None = None) -> None:
-        # Without a known fraction the bar pulses.
-        self._move(text, done or 0.0, None if done is None else 1.0)
-        self._draw("")
-
-    def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._print(text, keep=True)
 
     def close(self) -> None:
-        self._live.stop()
+        if self.in_place:
+            print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
 
-    def _move(self, title: str, done: float, total: float | None) -> None:
-        task = self._bar.tasks[0]
-        if (task.description, task.total) != (title, total) or done < task.completed:
-            # A new bar forgets the speed so far.
-            self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(title, total=total, percent="")
-        percent = f"{done / total:.0%}" if total else ""
-        self._bar.update(self._task, completed=done, percent=percent)
-
-    def _draw(self, numbers: str) -> None:
-        from rich.console import Group
-        from rich.text import Text
-
-        self._live.update(Group(self._bar, Text(numbers)))
+    def _print(self, line: str, *, keep: bool = False) -> None:
+        """Print a line to keep, or one that may be skipped and, on a terminal, overwritten."""
+        now = time.monotonic()
+        if not keep and now - self._printed < self.seconds:
+            return
+        self._printed = now
+        if not self.in_place:
+            print(line, file=sys.stderr, flush=True)
+            return
+        # A line that wraps cannot be erased.
+        shown = line if keep else line[: shutil.get_terminal_size().columns - 1]
+        print(f"{_ERASE_LINE}{shown}", end="\n" if keep else "", file=sys.stderr, flush=True)
 
 
 def open_progress(*, quiet: bool = False) -> Progress:
-    """Return the display for standard error: live on a terminal, plain lines elsewhere."""
+    """Return the display for standard error: redrawn in place on a terminal, plain lines elsewhere."""
     if quiet:
         return Quiet()
-    return _Live() if sys.stderr.isatty() else _Lines()
+    return _Lines(0.1, in_place=True) if sys.stderr.isatty() else _Lines()

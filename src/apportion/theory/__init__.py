@@ -12,5 +12,6 @@ from apportion.theory.mdp import MDP as MDP
 from apportion.theory.mdp import every_policy as every_policy
 from apportion.theory.mdp import norm as norm
 from apportion.theory.mdp import random_family as random_family
+from apportion.theory.pooling import Transitions as Transitions
 from apportion.theory.pooling import draw_transitions as draw_transitions
 from apportion.theory.pooling import should_pool as should_pool
