@@ -40,6 +40,9 @@ _ARRAYS = "policy.safetensors"
 _DESCRIPTION = "policy.json"
 _FORMAT = "apportion policy 2"
 
+_ACCEPTED_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+"""The types of values that an argument annotated with a plain type may have."""
+
 
 class _OutsideClass(InputError):
     """The description names a class of an unregistered package, and the caller did not pass it."""
@@ -235,8 +238,13 @@ def _build(described: Any, arrays: Mapping[str, jax.Array], kinds: tuple[type, .
 
 
 def _construct(cls: type, arguments: dict[str, Any]) -> Any:
+    parameters = _parameters(cls)
+    for name, value in arguments.items():
+        accepted = _ACCEPTED_TYPES.get(parameters[name].annotation) if name in parameters else None
+        if accepted and type(value) in _ACCEPTED_TYPES and type(value) not in accepted:
+            raise ValueError(f"{name} is {value!r}, which is of type {type(value).__name__}")
     # The arrays a key would make are replaced by the saved ones.
-    key = {"key": jax.random.key(0)} if "key" in _parameters(cls) else {}
+    key = {"key": jax.random.key(0)} if "key" in parameters else {}
     return cls(**arguments, **key)
 
 
