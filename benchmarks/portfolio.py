@@ -3,9 +3,8 @@
     python benchmarks/portfolio.py
 
 A day of one environment: an action for 10 instruments becomes shares, prices move, costs are taken,
-and windows of 31 days of 3 channels are shown. Ours is stepped by one call a day through Gymnasium's
-interface, and by one compiled scan over the year; NumPy's is a Gymnasium vector environment that does
-the same work with arrays over all environments.
+and windows of 31 days of 3 channels are shown. Ours is one compiled scan over the year; NumPy's is a
+Gymnasium vector environment that does the same work with arrays over all environments.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import jax
 import numpy as np
 from table import alternate, facts, options, per_second, ratio, spread, write
 
-from apportion.bridges.gymnasium import ProblemVectorEnv
 from apportion.domains.portfolio import Market, SimulatedMarket
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks
@@ -99,12 +97,10 @@ def measure(count: int) -> dict:
     actions = rng.uniform(-1, 1, (DAYS, count, ENTITIES)).astype(np.float32)
     sides = {
         "ours, one scan": scanned(market, tasks, actions),
-        "ours, by Gymnasium": stepped(ProblemVectorEnv(count, market, tasks), actions),
         "NumPy": stepped(NumpyMarket(count, values, members), actions),
     }
     found = alternate(sides, TURNS)
-    scan, gym, numpy = found.values()
-    ratios = {"scan to NumPy": ratio(scan, numpy), "by Gymnasium to NumPy": ratio(gym, numpy)}
+    ratios = {"scan to NumPy": ratio(*found.values())}
     return {"environments": count} | {name: spread(own) for name, own in found.items()} | ratios
 
 

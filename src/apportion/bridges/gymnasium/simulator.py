@@ -5,8 +5,7 @@ function (see `episodes.py`), and memory, checkpoints and counterfactual scorers
 problem. There is no gradient through a simulator: train with PPO.
 """
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -165,13 +164,6 @@ def from_gymnasium(
         raise InputError(
             f"task_size {size} of universe {universe}: give 1 <= task_size <= universe"
         )
-    shape, horizon = _probe(make_env, size, horizon)
-    episodes = Episodes(make_env, shape)
-    return Simulated(episodes=episodes, shape=shape, universe=universe, horizon=horizon)
-
-
-def _probe(make_env: _MakeEnv, size: int, horizon: int | None) -> tuple[Shape, int]:
-    """Run one episode twice; return the shape of an observation and the horizon."""
     entities = list(range(size))
     try:
         env = make_env(entities)
@@ -182,95 +174,69 @@ def _probe(make_env: _MakeEnv, size: int, horizon: int | None) -> tuple[Shape, i
         ) from error
     if not isinstance(env, gymnasium.Env):
         raise InputError(f"make_env returned {type(env).__name__}; return a gymnasium.Env")
-    _check_actions(env, size)
-    longest = env.spec.max_episode_steps if env.spec is not None else None
-    horizon = longest if horizon is None else horizon
+    space: Any = getattr(env, "action_space", None)
+    box = isinstance(space, gymnasium.spaces.Box) and space.shape == (size,)
+    unit = box and (space.low == 0).all() and np.isin(space.high, (1, np.inf)).all()
+    if space is not None and not (unit and np.issubdtype(space.dtype, np.floating)):
+        raise InputError(
+            f"action_space is {space}, but `step` is given the shares of {size} entities, numbers from 0 "
+            f"to 1 whose sum is 1 or less; give the environment action_space = Box(0, 1, ({size},)) or "
+            "none at all; if all environments have one size, give task_size"
+        )
+    if horizon is None and env.spec is not None:
+        horizon = env.spec.max_episode_steps
     if horizon is None or horizon < 1:
         raise InputError(
             f"from_gymnasium: horizon is {horizon}; give the periods of the longest episode, >= 1"
         )
-    first, again = (_walk(env, len(entities), min(horizon, _PROBED_PERIODS)) for _ in range(2))
-    for n, (one, other) in enumerate(zip(first, again, strict=False)):
+    shape = _try_out(env, size, min(horizon, _PROBED_PERIODS))
+    return Simulated(Episodes(make_env, shape), shape, universe, horizon)
+
+
+def _try_out(env: gymnasium.Env, m: int, periods: int) -> Shape:
+    """Run one episode of random shares twice; return the shape of an observation."""
+
+    def walk() -> Iterator[dict[str, np.ndarray]]:
+        rng = np.random.default_rng(0)
+        seen = _read(env.reset(seed=0)[0], 0.0, m)
+        yield seen
+        for _ in range(periods):
+            limits = seen.get("limits", np.ones(m))
+            shares = np.minimum(rng.dirichlet(np.ones(m)), limits).astype(np.float32)
+            observation, reward, terminated, truncated, _ = env.step(shares)
+            seen = _read(observation, float(reward), m)
+            yield seen
+            if terminated or truncated:
+                break
+
+    first = list(walk())
+    for n, (one, other) in enumerate(zip(first, walk(), strict=False)):
         for name in one:
             if not np.array_equal(one[name], other[name]):
                 raise InputError(
-                    f"{_name(env)}: the same seed and shares gave another {name} in period {n}; draw "
-                    "random numbers from self.np_random alone, and call super().reset(seed=seed)"
+                    f"{type(env.unwrapped).__name__}: the same seed and shares gave another {name} in "
+                    f"period {n}; draw random numbers from self.np_random alone, and call "
+                    "super().reset(seed=seed)"
                 )
     env.close()
     window, channels = first[0]["history"].shape[1:]
-    return Shape(window, channels, "limits" in first[0]), horizon
+    return Shape(window, channels, "limits" in first[0])
 
 
-def _check_actions(env: gymnasium.Env, m: int) -> None:
-    """Refuse an environment whose action space is not the shares of m entities."""
-    space = getattr(env, "action_space", None)
-    fits = isinstance(space, gymnasium.spaces.Box) and (
-        np.issubdtype(space.dtype, np.floating)
-        and space.shape == (m,)
-        and (space.low == 0).all()
-        and ((space.high == 1) | np.isinf(space.high)).all()
-    )
-    if space is not None and not fits:
-        raise InputError(
-            f"{_name(env)}: its action_space is {space}, but `step` is given the shares of {m} entities, "
-            "numbers from 0 to 1 whose sum is 1 or less; turn shares into your actions in `step`, and give "
-            f"it action_space = Box(0, 1, ({m},)) or none at all; if all environments have one size, give "
-            "task_size"
-        )
-
-
-def _walk(env: gymnasium.Env, m: int, periods: int) -> list[dict[str, np.ndarray]]:
-    """The observations and rewards of an episode of random shares."""
-    rng = np.random.default_rng(0)
-    observation, _ = env.reset(seed=0)
-    seen = [_read(env, observation, m)]
-    for _ in range(periods):
-        limits = seen[-1].get("limits", np.ones(m))
-        shares = np.minimum(rng.dirichlet(np.ones(m)), limits).astype(np.float32)
-        observation, reward, terminated, truncated, _ = env.step(shares)
-        earned = np.asarray(reward, float)
-        if earned.shape != () or not np.isfinite(earned):
-            raise InputError(f"{_name(env)}: step gave the reward {reward}; it must be one number")
-        seen.append(_read(env, observation, m) | {"reward": earned})
-        if terminated or truncated:
-            break
-    return seen
-
-
-def _read(env: gymnasium.Env, observation: Any, m: int) -> dict[str, np.ndarray]:
+def _read(observation: Any, reward: float, m: int) -> dict[str, np.ndarray]:
+    """Check an observation of m entities and a reward; return them as arrays by name."""
     parts = observation if isinstance(observation, dict) else {"history": observation}
-    if "history" not in parts:
+    history = np.asarray(parts.get("history", ()), np.float32)
+    limits = np.asarray(parts.get("limits", np.ones(m)), np.float32)
+    shaped = 1 <= history.ndim <= 3 and history.shape[0] == m and limits.shape == (m,)
+    finite = np.isfinite(history).all() and np.isfinite(reward)
+    if not (shaped and finite and ((limits >= 0) & (limits <= 1)).all()):
         raise InputError(
-            f"{_name(env)}: the observation has {sorted(parts)} but no history; show an array, or a "
-            "dictionary with `history` and, if there are any, `limits`"
+            f"for {m} entities the environment shows {sorted(parts)}, history of shape {history.shape}, "
+            f"limits {limits.tolist()} and reward {reward}; show finite numbers of shape ({m},), "
+            f"({m}, channels) or ({m}, window, channels), or a dictionary with that as `history` and, if "
+            f"there are any, `limits`: {m} shares from 0 to 1"
         )
-    unused = sorted(map(str, parts.keys() - {"history", "limits"}))
-    if unused:
-        warnings.warn(
-            f"{_name(env)}: of the observation {', '.join(unused)} is not used; a policy sees `history` "
-            "and `limits` alone, so make what it needs channels of `history`",
-            stacklevel=4,
-        )
-    history = np.asarray(parts["history"], np.float32)
-    if not 1 <= history.ndim <= 3 or history.shape[0] != m:
-        raise InputError(
-            f"{_name(env)}: for {m} entities the observation has shape {history.shape}; it must be "
-            f"({m},), ({m}, channels) or ({m}, window, channels)"
-        )
-    if not np.isfinite(history).all():
-        raise InputError(f"{_name(env)}: the observation has values that are not finite")
     shape = (m, *(1,) * (3 - max(history.ndim, 2)), *(history.shape[1:] or (1,)))
-    seen = {"history": history.reshape(shape)}
-    if "limits" in parts:
-        limits = np.asarray(parts["limits"], np.float32)
-        if limits.shape != (m,) or not ((limits >= 0) & (limits <= 1)).all():
-            raise InputError(
-                f"{_name(env)}: limits are {limits.tolist()}; give {m} shares from 0 to 1"
-            )
-        seen["limits"] = limits
-    return seen
-
-
-def _name(env: gymnasium.Env) -> str:
-    return type(env.unwrapped).__name__
+    seen = {"history": history.reshape(shape), "reward": np.asarray(reward)}
+    return seen | ({"limits": limits} if "limits" in parts else {})
