@@ -380,31 +380,29 @@ def _to_long(frame: pd.DataFrame, source: str) -> pd.DataFrame:
         [str(name).strip() for name in columns.get_level_values(i)] for i in range(columns.nlevels)
     ]
     tickers, fields = levels[0], ["close"] * len(columns)
-    if len(levels) == 1 and "ticker" in map(_field, tickers):
-        fields = [_field(name) for name in tickers]
-        _refuse_repeated(fields, source)
-        return frame.set_axis(pd.Index(fields, dtype=object), axis=1)
+    long = len(levels) == 1 and "ticker" in map(_field, tickers)
     if len(levels) > 1:
         level = _field_level(levels[0][1:], levels[1][1:])
         fields, tickers = levels[:2] if level == 0 else levels[1::-1]
-    kinds = set(map(_field, tickers[1:]))
-    # LOW is a ticker, but not beside HIGH.
-    if not kinds or kinds & _NOT_TICKERS or {"high", "low"} <= kinds:
-        found = ", ".join(tickers[:6])
-        raise InputError(f"{source}: the columns {found} have none of the layouts; {_EXPECTED}")
+    names = [_field(name) for name in tickers]
     pairs = [(_field(field), ticker) for field, ticker in zip(fields, tickers, strict=True)][1:]
-    _refuse_repeated([" ".join(pair) for pair in pairs], source)
+    found = set(names) if long else {"date", *(field for field, _ in pairs)}
+    complete = {"date", "close"} <= found and ("high" in found) == ("low" in found)
+    repeated = len(names) > len(found) if long else len(pairs) > len(set(pairs))
+    # LOW is a ticker, but not beside HIGH.
+    wrong = not long and (set(names[1:]) & _NOT_TICKERS or {"high", "low"} <= set(names[1:]))
+    if repeated or wrong or not complete:
+        listed = ", ".join(tickers[:8])
+        raise InputError(
+            f"{source}: the columns {listed} have none of the layouts or repeat a name; {_EXPECTED}"
+        )
+    if long:
+        return frame.set_axis(pd.Index(names, dtype=object), axis=1)
     parts: dict[str, dict[str, Any]] = {}
     for place, (field, ticker) in enumerate(pairs, 1):
         part = parts.setdefault(ticker, {"date": frame.iloc[:, 0], "ticker": ticker})
         part[field] = frame.iloc[:, place]
     return pd.concat([pd.DataFrame(part, index=frame.index) for part in parts.values()])
-
-
-def _refuse_repeated(names: list[str], source: str) -> None:
-    for name, repeated in zip(names, pd.Index(names).duplicated(), strict=True):
-        if repeated:
-            raise InputError(f'{source}: column "{name}" is there twice; rename or drop one')
 
 
 def _refuse_cells(column: Any, bad: Any, what: str, way_out: str, source: str) -> None:
@@ -445,10 +443,6 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
     if not len(frame):
         raise InputError(f"{source}: has no rows; give a row for each day")
     frame = _to_long(frame, source)
-    wanted = {"date", "close"} | ({"high", "low"} if {"high", "low"} & set(frame) else set())
-    missing = sorted(wanted - set(frame))
-    if missing:
-        raise InputError(f'{source}: column "{missing[0]}" is missing; {_EXPECTED}')
     days = _days(frame["date"], source)
     who = frame["ticker"].fillna("").astype(str).str.strip()
     _refuse_cells(who, who == "", "no ticker", "name the instrument", source)
