@@ -1,7 +1,5 @@
 """MultiTaskPortfolio among skfolio's and scikit-learn's own tools, on the embedded stocks."""
 
-import pickle
-
 import jax
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from skfolio.optimization import EqualWeighted, InverseVolatility, MeanRisk
 from skfolio.pre_selection import SelectKExtremes
 from skfolio.preprocessing import prices_to_returns
 from sklearn import set_config
-from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils.estimator_checks import check_estimator
@@ -95,15 +92,6 @@ def test_what_is_held_enters_the_decision(returns):
     assert lazy.needs_previous_weights
     assert bound[0] > 0.5
     assert free[0] < 0.2
-
-
-def test_a_clone_is_fitted_the_same_and_a_policy_survives_pickle(trained, returns):
-    copy = clone(trained.set_params(seed=0))
-    assert copy.get_params() == trained.get_params()
-    assert not hasattr(copy, "weights_")
-    np.testing.assert_array_equal(copy.fit(returns.iloc[:200]).weights_, trained.weights_)
-    loaded = pickle.loads(pickle.dumps(trained))
-    np.testing.assert_array_equal(loaded.allocate(returns), trained.allocate(returns))
 
 
 def test_what_cannot_be_used_is_refused_in_one_sentence(returns):

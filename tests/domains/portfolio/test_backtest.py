@@ -150,16 +150,6 @@ def test_a_gain_is_the_weeks_difference_in_log_growth_net_of_costs(weekdays, equ
     assert gains.labels().tolist() == days.dt.date.tolist()
 
 
-def test_asking_every_day_only_adds_weeks_that_are_over(weekdays, equal):
-    whole = weekly_gains(equal, weekdays, "lazy-crp")
-    for rows in (101, 104):
-        some = weekly_gains(equal, weekdays.until(str(weekdays.dates[rows])), "lazy-crp")
-        n = len(some.values)
-        assert n < len(whole.values)
-        assert some.values == pytest.approx(whole.values[:n], abs=1e-9)
-        assert some.labels().tolist() == whole.labels()[:n].tolist()
-
-
 def test_every_kind_of_baseline_is_followed(weekdays, equal, tmp_path):
     assert not weekly_gains(equal, weekdays, "equal-crp").values.any()
     for name in ("buy-and-hold", "momentum"):

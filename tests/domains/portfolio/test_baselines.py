@@ -11,7 +11,6 @@ from apportion.domains.portfolio.baselines import BASELINES
 # Short windows, so that 60 rows see every branch.
 SHORT = {
     "momentum": jax.jit(lambda y: baselines.momentum(y, 20, 3)),
-    "inverse-volatility": jax.jit(lambda y: baselines.inverse_volatility(y, 9)),
     "volatility-tilt": jax.jit(lambda y: baselines.volatility_tilt(y, 9)),
 }
 every_baseline = pytest.mark.parametrize("name", sorted(BASELINES))
@@ -108,9 +107,8 @@ def test_shares_follow_trailing_growth_or_volatility():
     winners = growth >= np.median(growth)
     found = run(SHORT["momentum"], relatives)[40]
     np.testing.assert_allclose(found, winners / winners.sum())
-    tilt, inverse = (run(SHORT[f], relatives) for f in ("volatility-tilt", "inverse-volatility"))
+    tilt = run(SHORT["volatility-tilt"], relatives)
     for row in (4, 40):
         seen = relatives[max(row - 9, 0) : row]
         deviation = np.log(seen).std(0, ddof=1) + 1e-6
         np.testing.assert_allclose(tilt[row], deviation / deviation.sum(), rtol=1e-9)
-        np.testing.assert_allclose(inverse[row], 1 / deviation / (1 / deviation).sum(), rtol=1e-9)

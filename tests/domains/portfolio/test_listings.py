@@ -10,7 +10,6 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket
-from apportion.domains.portfolio.allocation import next_allocation
 from apportion.domains.portfolio.backtest import _walk_one as walked
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.policy import Recurrent
@@ -123,12 +122,3 @@ def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
     empty = 20 - WINDOW + 1
     assert (np.asarray(alone.log_return)[:empty] == 0).all()
     assert np.asarray(alone.allocations)[empty].tolist() == [0, 1, 0, 0, 0]
-
-
-def test_the_next_allocation_leaves_out_who_is_gone():
-    shares = np.asarray(next_allocation(POLICY, PARTLY, window=WINDOW))
-    assert (shares[[2, 4]] == 0).all()
-    assert shares.sum() == pytest.approx(1, abs=1e-6)
-    # On its first day an instrument can be bought at the close, and it says so.
-    early = PARTLY.until(PARTLY.dates[31])
-    assert np.asarray(next_allocation(POLICY, early, window=WINDOW))[1] > 0

@@ -87,7 +87,7 @@ def test_an_episode_may_be_shorter_than_the_horizon():
 
 def test_a_commission_that_nobody_takes_is_refused():
     for rate in (0.7, -0.1, np.nan):
-        with pytest.raises(InputError, match=f"commission {rate}"):
+        with pytest.raises(InputError, match=f"cost is {rate}"):
             Costs(rate)
 
 

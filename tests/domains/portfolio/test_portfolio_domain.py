@@ -119,13 +119,7 @@ def test_a_run_chooses_and_then_trains_as_chosen(whole, place):
     table = pd.read_csv(place / "whole" / "choice.csv")
     assert list(table) == ["trust", "trade_fraction", "steps", "2001", "2002", "sharpe_gain"]
     assert len(table) == len(K_GRID) * len(ETA_GRID) * 2
-
-
-def test_a_run_keeps_to_its_limits_and_says_so(whole, place):
-    words = (
-        "policy keeps to at most 40% each, at least 2% each, at most 0.3 traded a day; all other"
-    )
-    assert words in whole[0].summary
+    # Its limits bound every day of the backtest.
     shares = pd.read_csv(place / "whole" / "allocations.csv", index_col=0)
     assert list(shares) == list(PRICES.tickers)
     assert shares.max().max() <= 0.4 + 1e-6

@@ -46,7 +46,7 @@ def test_equal_shares_are_trained_least():
     table.loc[table.steps == 300, "sharpe_gain"] += 1e-7
     choice = best_variant(table)
     assert (choice.k, choice.steps) == (0.0, 100)
-    assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
+    assert "trust 0 (0 is equal shares)" in choice.summary()
 
 
 def test_instruments_are_held_out_of_every_task():

@@ -19,7 +19,7 @@ import pandas as pd
 from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import CASH, check_cost
-from apportion.domains.tables import as_day
+from apportion.domains.tables import as_day, require_file
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Head
@@ -148,8 +148,7 @@ def read_holdings(
     InputError
         The file is no table of holdings, or names other tickers.
     """
-    if not path.exists():
-        raise InputError(f"{path}: no such file; give a CSV file of what is held")
+    require_file(path, "a CSV file of what is held")
     with reading(path, _FORM):
         # Names are text, as in the prices: 000001 and NA too.
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -176,8 +175,6 @@ def read_holdings(
             raise InputError(
                 f'{path}: the {kind} of {name} is "{text[:40]}"; write a number of at least 0'
             )
-    if counted and cash and CASH not in found:
-        raise InputError(f"{path}: has no row for {CASH}, which the policy can hold; add it")
     total = math.fsum(found.values())
     if total == 0 or (not counted and abs(total - 1) > 1e-3):
         raise InputError(

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.certify.certificate import Gains
-from apportion.composition import EqualShares, LimitedTurnover, PartialTrading
+from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio.allocation import TrainedPolicy
 from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY, Baseline
 from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_targets
@@ -122,8 +122,6 @@ def backtest_strategies(
         name: _account(shares, relatives, cost, held[name], cash=cash)
         for name, shares in allocations.items()
     }
-    limits = {name: _describe_limits(policies[name], head) for name, head in heads.items()}
-    notes = [f"{name} keeps to {text}" for name, text in limits.items() if text]
     return Backtest(
         prices.dates[first : first + market.horizon],
         (CASH, *prices.tickers) if cash else prices.tickers,
@@ -132,20 +130,7 @@ def backtest_strategies(
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
-        f"{'; '.join(notes)}; all other strategies are unconstrained" if notes else "",
     )
-
-
-def _describe_limits(policy: Policy, head: Head) -> str:
-    """Describe the limits of a policy in a line; an empty text if it has none."""
-    parts: list[str] = []
-    if head.cap < 1:
-        parts.append(f"at most {100 * head.cap:g}% each")
-    if head.floor > 0:
-        parts.append(f"at least {100 * head.floor:g}% each")
-    if isinstance(policy, LimitedTurnover):
-        parts.append(f"at most {float(policy.max_turnover):g} traded a day")
-    return ", ".join([*parts, "cash allowed"] if head.cash else parts)
 
 
 def _account(

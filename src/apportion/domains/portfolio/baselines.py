@@ -134,20 +134,11 @@ def momentum(relatives: _Relatives, window: int = 252, skip: int = 21) -> _Alloc
     return chosen / chosen.sum(1, keepdims=True)
 
 
-def inverse_volatility(relatives: _Relatives, window: int = 31) -> _Allocations:
-    """Shares in inverse proportion to the volatility of the last `window` periods."""
-    return _by_volatility(relatives, window, -1.0)
-
-
 def volatility_tilt(relatives: _Relatives, window: int = 31) -> _Allocations:
     """Shares in proportion to the volatility of the last `window` periods.
 
-    What a policy that has learned nothing but to favour what moves would do.
+    A policy that has learned only to favour volatile instruments allocates so.
     """
-    return _by_volatility(relatives, window, 1.0)
-
-
-def _by_volatility(relatives: _Relatives, window: int, power: float) -> _Allocations:
     m = relatives.shape[1]
 
     def update(shares, memory, y):
@@ -157,8 +148,7 @@ def _by_volatility(relatives: _Relatives, window: int, power: float) -> _Allocat
         count = known.sum()
         off = known * (recent - (known * recent).sum(0) / count)
         deviation = jnp.sqrt((off**2).sum(0) / jnp.maximum(count - 1, 1)) + 1e-6
-        tilted = deviation**power
-        return jnp.where(seen > 1, tilted / tilted.sum(), shares), (recent, seen)
+        return jnp.where(seen > 1, deviation / deviation.sum(), shares), (recent, seen)
 
     return follow(update, (jnp.zeros((window, m), relatives.dtype), 0), relatives)
 
@@ -169,7 +159,6 @@ BASELINES: dict[str, Baseline] = {
     "exponentiated-gradient": jax.jit(exponentiated_gradient),
     "olmar": jax.jit(olmar),
     "momentum": jax.jit(momentum),
-    "inverse-volatility": jax.jit(inverse_volatility),
     "volatility-tilt": jax.jit(volatility_tilt),
 }
 """Every baseline beside equal shares, which stand in every backtest, under the name it has in tables."""

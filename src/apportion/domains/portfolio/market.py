@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
-from apportion.domains.portfolio.settings import CASH, check_weights
+from apportion.domains.portfolio.settings import CASH, check_cost, check_weights
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
@@ -34,8 +34,8 @@ _NEWTON_STEPS = 6
 
 
 def _fraction(rate: float | Array) -> Array:
-    if not isinstance(rate, Tracer) and not 0 <= float(rate) < 0.5:
-        raise InputError(f"commission {rate}: it must be a fraction of at least 0 and below 0.5")
+    if not isinstance(rate, Tracer):
+        check_cost(float(rate))
     return jnp.asarray(rate, float)
 
 

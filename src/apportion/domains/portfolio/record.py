@@ -99,8 +99,6 @@ class Backtest:
     """sum |a_n - w_{n-1}| of each period, bought and sold counted both."""
     allocations: Mapping[str, np.ndarray]
     """Allocations of each strategy, (time, entities)."""
-    note: str = ""
-    """Which strategies keep to rules, and that the others do not."""
     trained_until: str | None = None
     """The last day that the policy was trained on."""
 
@@ -201,7 +199,7 @@ class Backtest:
                 f"{self.in_sample} of {len(self.dates)} periods are days the policy was trained on: "
                 "they say nothing about days to come"
             )
-        return "\n".join([*lines, self.note]).rstrip()
+        return "\n".join(lines)
 
     def plot(self) -> "Figure":
         """Wealth of every strategy net of costs, and its lead over Equal CRP."""

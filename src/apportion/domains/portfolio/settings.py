@@ -127,7 +127,7 @@ class PortfolioJob(PortfolioSettings):
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
     allow_jumps: tuple[str, ...] | None = None
     """Take these moves of a day as they are, each TICKER:DAY; without any, every one. In question are moves
-    by more than half, or just as a usual split, that volumes or the days after do not explain."""
+    by about half or more, or just as a split of 3:2, that volumes do not explain."""
     until: str | None = None
     """Train on days before this one only; what comes after is backtested."""
     validation: int = 3

@@ -95,16 +95,10 @@ class Choice:
         years = [column for column in self.table if str(column).isdigit()]
         over = years[0] if len(years) == 1 else f"{years[0]}-{years[-1]}"
         gain, lazy = self._gain(self.k, self.eta), self._gain(0.0, self.eta)
-        if self.k == 0:
-            return (
-                f"trust 0, equal shares, and trade fraction {self.eta:g}: no learned policy had the better "
-                f"Sharpe ratio in most of {over} (over daily Equal CRP {gain:+.4f}; the best "
-                f"learned one {self.table[self.table.k > 0].sharpe_gain.max():+.4f})"
-            )
         return (
-            f"trust {self.k:g}, trade fraction {self.eta:g} and {self.steps:,} updates, by the Sharpe "
-            f"ratio over {over} (over daily Equal CRP {gain:+.4f}; equal shares at the same fraction "
-            f"{lazy:+.4f})"
+            f"trust {self.k:g} (0 is equal shares), trade fraction {self.eta:g} and {self.steps:,} updates "
+            f"by the Sharpe ratio over {over} (over daily Equal CRP {gain:+.4f}; equal shares at the same "
+            f"fraction {lazy:+.4f})"
         )
 
     def to_frame(self) -> pd.DataFrame:
