@@ -19,7 +19,7 @@ from apportion.runs.plugins import DOMAINS
 from apportion.runs.progress import Progress, Quiet
 from cli.command import apportion, assert_refused, one_object
 from cli.toy_domain import ToyDomain
-from plugins import installed
+from plugins import EXAMPLE, installed
 
 ROW = {"method": "multi-task", "level": 2.0, "low": 1.5, "high": 2.5, "n": 4}
 LEVELS = pd.DataFrame([ROW, ROW | {"method": "by <turns>", "level": 1.6}])
@@ -53,7 +53,7 @@ def plugins(tmp_path, monkeypatch):
     names = {"shown": f"{__name__}:SHOWN", "needy": f"{__name__}:NEEDY"}
     for name in domain_names():
         monkeypatch.setattr(type(find_domain(name)), "demonstrate", lambda *_: None)
-    with installed(tmp_path / "site", DOMAINS, names):
+    with installed(tmp_path / "site", {DOMAINS: names}, EXAMPLE):
         yield
 
 

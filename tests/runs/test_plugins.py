@@ -14,7 +14,7 @@ from plugins import installed
 
 def test_a_registered_plugin_is_found_and_loaded(tmp_path):
     (tmp_path / "toy_plugin.py").write_text("DOMAIN = 'the object'\n")
-    with installed(tmp_path, DOMAINS, {"toy": "toy_plugin:DOMAIN"}):
+    with installed(tmp_path, {DOMAINS: {"toy": "toy_plugin:DOMAIN"}}):
         assert load_plugin(DOMAINS, "toy") == "the object"
         assert "toy_plugin" in policy_packages()
     assert "toy" not in find_plugins(DOMAINS)
@@ -55,7 +55,7 @@ def test_a_broken_plugin_is_refused_in_one_sentence(source, reason, tmp_path, mo
         (tmp_path / "broken_plugin.py").write_text(source)
     monkeypatch.delitem(sys.modules, "broken_plugin", raising=False)
     with (
-        installed(tmp_path, DOMAINS, {"broken": "broken_plugin:DOMAIN"}),
+        installed(tmp_path, {DOMAINS: {"broken": "broken_plugin:DOMAIN"}}),
         pytest.raises(InputError, match=rf"^broken: .*{reason}.*; reinstall toy-package$"),
     ):
         load_plugin(DOMAINS, "broken")

@@ -119,7 +119,7 @@ def test_a_class_of_an_unregistered_package_is_refused_by_name_and_not_imported(
 
 def test_a_class_of_a_registered_plugin_is_loaded_if_it_is_a_policy(tmp_path, monkeypatch):
     (tmp_path / "outside_plugin.py").write_text(OUTSIDE)
-    with installed(tmp_path, DOMAINS, {"outside": "outside_plugin:DOMAIN"}):
+    with installed(tmp_path, {DOMAINS: {"outside": "outside_plugin:DOMAIN"}}):
         _forge(tmp_path, {"class": "outside_plugin.Shares", "arguments": {}}, {})
         assert type(load_policy(tmp_path)).__name__ == "Shares"
         _forge(tmp_path, {"class": "outside_plugin.Other", "arguments": {}}, {})

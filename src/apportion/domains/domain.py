@@ -167,7 +167,7 @@ class Domain(ABC):
         from apportion.domains.training import compare_with_equal
 
         problem = self.problem()
-        if problem is None:
+        if problem is None or self.backtest_options is None:
             raise InputError(f"{run.folder}: a run of {self.name}, which has no backtest")
         return compare_with_equal(problem, run.policy, self.load_settings(run), seed=options.seed)
 

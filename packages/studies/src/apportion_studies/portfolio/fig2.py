@@ -126,7 +126,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Arr
 def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
     """Spearman's correlation; with `given`, of what a smooth curve in it leaves of the ranks.
 
-    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
+    >>> _rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
     1.0
     """
     a, b = (rankdata(v) for v in (x, y))
@@ -144,7 +144,7 @@ def _smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
 
     Examples
     --------
-    >>> smooth_curves(np.arange(50.0)).shape
+    >>> _smooth_curves(np.arange(50.0)).shape
     (50, 11)
     """
     inner = np.linspace(time.min(), time.max(), pieces + 1)

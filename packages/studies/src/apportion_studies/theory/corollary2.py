@@ -176,7 +176,7 @@ def _log_effective(means: np.ndarray) -> np.ndarray:
     beyond it (Blom 1976): the latter is taken off, so that the number is of all subsets.
 
     >>> regrets = np.array([1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 10 + (1 - 1 / 10) / 256])
-    >>> float(np.exp(log_effective(regrets)).round(6))
+    >>> float(np.exp(_log_effective(regrets)).round(6))
     10.0
     """
     drawn = _OVERLAPPING[-1]

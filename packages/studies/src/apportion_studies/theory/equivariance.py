@@ -51,9 +51,9 @@ def _make_network(name: str, key: PRNGKeyArray) -> _Network:
     """A fresh network, by name.
 
     >>> def count(name):
-    ...     arrays = eqx.filter(make_network(name, jax.random.key(0)), eqx.is_array)
+    ...     arrays = eqx.filter(_make_network(name, jax.random.key(0)), eqx.is_array)
     ...     return sum(leaf.size for leaf in jax.tree.leaves(arrays))
-    >>> [count(name) for name in NETWORKS]
+    >>> [count(name) for name in _NETWORKS]
     [321, 325]
     """
     if name == "equivariant":
