@@ -39,8 +39,8 @@ def budgets_note(repetitions: int) -> str:
     return (
         f"Each policy gets {UPDATES} updates, whatever the method. In each of {repetitions} repetitions "
         "multi-task and prioritised learning train one policy on all tasks; single-task learning trains "
-        f"{SINGLE_TASKS} policies, each on one task, and its level is their mean. The shares shown are those "
-        "of a multi-task policy."
+        f"{SINGLE_TASKS} policies, each on one task, and its level is their mean. The shares shown are "
+        "those of a multi-task policy."
     )
 
 
