@@ -85,18 +85,27 @@ def test_each_method_trains_as_many_policies_as_the_page_says(monkeypatch, learn
     problem = ShownBest(universe=16)
     universes = np.split(np.arange(16), 2)
     network, training = (lambda key: Recurrent(1, 4, key=key)), TrainingSettings(tasks=4)
-    chosen = {"task_size": 3, "held_out": 4, "tested": 2, "rule": "equal"}
     trained = []
 
-    def recorded(*arguments, train=demonstration.train_methods, **options):
-        trained.append((arguments[1], train(*arguments, **options)))
+    def train_methods(problem, tasks, *others, train=demonstration.train_methods, **options):
+        trained.append((tasks, train(problem, tasks, *others, **options)))
         return trained[0][1]
 
-    monkeypatch.setattr(demonstration, "train_methods", recorded)
+    monkeypatch.setattr(demonstration, "train_methods", train_methods)
     rewards, shares, unseen = demonstration.compare_methods(
-        problem, problem, universes, network, learner, training,
-        **chosen, replay=replay, progress=Quiet(),
-    )  # fmt: skip
+        problem,
+        problem,
+        universes,
+        network,
+        learner,
+        training,
+        task_size=3,
+        held_out=4,
+        tested=2,
+        rule="equal",
+        replay=replay,
+        progress=Quiet(),
+    )
     tasks, policies = trained[0]
     assert jax.tree.leaves(policies)[0].shape[:2] == (2, 2 + demonstration.SINGLE_TASKS)
     assert [*rewards] == [SINGLE, MULTI, PRIORITISED, "equal"]

@@ -71,12 +71,13 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
         schedulers={"llf": SCHEDULERS["llf"], **schedules},
         seed=seed,
     )
-    weeks, week = np.unique(found.dates.astype("datetime64[W]"), return_inverse=True)
+    dates = found.dates.astype("datetime64[W]")
+    weeks = [dates == week for week in np.unique(dates)]
 
     def served(name: str) -> np.ndarray:
         """Share of the need met in each week, in per cent."""
-        drawn, need = (np.bincount(week, each) for each in (found.by_day(name), found.by_day()))
-        return 100 * drawn / need
+        drawn, need = found.by_day(name), found.by_day()
+        return np.array([100 * drawn[week].sum() / need[week].sum() for week in weeks])
 
     by_policy = np.reshape([served(name) for name in schedules], (_REPETITIONS, -1, len(weeks)))
     power = busiest_day(first, days, found)["power"].set_index("time")
