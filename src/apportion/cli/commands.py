@@ -60,7 +60,7 @@ Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
 
 
 def make_train(arguments: Sequence[str]) -> Command:
-    """`train NAME`, for the domain that is asked for, or for all in the help."""
+    """`train NAME`, for the named domain, or for all domains in the help."""
     named = [find_domain(arguments[0])] if arguments and arguments[0][:1] != "-" else all_domains()
     shown = examples("train", all_domains(), "train NAME --out runs/first")
     app = App(name="train", help=f"Train a policy and keep it in a folder.\n\n{shown}")
@@ -79,7 +79,7 @@ def make_train(arguments: Sequence[str]) -> Command:
 
 
 def _learner(arguments: Sequence[str]) -> dict[str, Any]:
-    """The learner that the command line asks for, else the file of settings; nothing without either."""
+    """The learner of the command line, else of the settings file; empty if neither gives one."""
     given, file = value_of("--learner", arguments), value_of("--config", arguments)
     if given is None and file is not None:
         given = read_toml(file).get("learner")
@@ -127,7 +127,7 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
 
 
 def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> Any:
-    """The outcome of a run that begins; its folder and its data are checked before JAX is started."""
+    """Start a run and return its outcome; folder and data are checked before JAX starts."""
     require_free(folder, unfinished=UNFINISHED)
     prepared = domain.prepare(settings)
     from apportion.runs.runner import start_run
@@ -136,7 +136,7 @@ def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> A
 
 
 def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
-    """The result, which a run that was finished before has on disk."""
+    """The message of a command that trains; `outcome` is None if the run was already finished."""
     if as_json:
         return {"folder": str(folder), "results": load_run(folder).results}
     if outcome is None:
@@ -161,7 +161,7 @@ def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = Fals
 
 
 def _resume(folder: Path, progress: Progress) -> Any:
-    """The outcome of a run that goes on; None where it is finished."""
+    """Continue a run and return its outcome; None if it is already finished."""
     run = load_run(folder)
     if run.finished:
         return None
@@ -309,7 +309,7 @@ def _ask_of_run(
     write: Callable[[Any, Path, bool], None],
     **words: str,
 ) -> Command:
-    """A command that has a run's domain answer, and shows the result or writes it to a `place`."""
+    """Build a command that calls a run's domain and prints the result, or writes it to a `place`."""
     domain, kinds, shown = _for_run(name, arguments, example)
 
     def command(

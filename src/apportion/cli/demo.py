@@ -101,10 +101,8 @@ def to_json(found: Mapping[str, Demonstration | str]) -> dict[str, Any]:
 
 def _parts(shown: Demonstration) -> list[Part]:
     levels, shares = shown.levels, shown.shares
-    words = (
-        f"{one.method} {one.level:.4g} [{one.low:.4g}, {one.high:.4g}]"
-        for one in levels.itertuples()
-    )
+    values = levels[["method", "level", "low", "high"]].to_numpy().tolist()
+    words = (f"{method} {level:.4g} [{low:.4g}, {high:.4g}]" for method, level, low, high in values)
     table = levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
     return [
         Picture(
