@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -83,18 +84,30 @@ def test_each_method_trains_as_many_policies_as_the_page_says(monkeypatch, learn
     monkeypatch.setattr(demonstration, "UPDATES", 20)
     problem = ShownBest(universe=16)
     universes = np.split(np.arange(16), 2)
-    counts = {"held_out": 4, "task_size": 3, "tasks": 4, "tested": 2}
-    tasks, unseen = demonstration.draw_repetitions(universes, **counts, seed=0)
-    network, training = (lambda key: Recurrent(1, 4, key=key)), TrainingSettings()
-    policies = demonstration.train_methods(
-        problem, tasks, network, learner, training, replay=replay, progress=Quiet()
+    network, training = (lambda key: Recurrent(1, 4, key=key)), TrainingSettings(tasks=4)
+    trained = []
+
+    def train_methods(problem, tasks, *others, train=demonstration.train_methods, **options):
+        trained.append((tasks, train(problem, tasks, *others, **options)))
+        return trained[0][1]
+
+    monkeypatch.setattr(demonstration, "train_methods", train_methods)
+    rewards, shares, unseen = demonstration.compare_methods(
+        problem,
+        problem,
+        universes,
+        network,
+        learner,
+        training,
+        task_size=3,
+        held_out=4,
+        tested=2,
+        rule="equal",
+        replay=replay,
+        progress=Quiet(),
     )
-    assert {name: len(demonstration.unstack(each)) for name, each in policies.items()} == {
-        SINGLE: 2 * demonstration.SINGLE_TASKS,
-        MULTI: 2,
-        PRIORITISED: 2,
-    }
-    rewards, shares = demonstration.evaluate_methods(problem, policies, unseen, "equal", seed=0)
+    tasks, policies = trained[0]
+    assert jax.tree.leaves(policies)[0].shape[:2] == (2, 2 + demonstration.SINGLE_TASKS)
     assert [*rewards] == [SINGLE, MULTI, PRIORITISED, "equal"]
     assert all(table.shape == (2, problem.horizon) for table in rewards.values())
     assert rewards["equal"].mean() == pytest.approx(1 / 3)

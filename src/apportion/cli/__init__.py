@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     warnings.showwarning = _show_warning
     if threading.current_thread() is threading.main_thread():
-        # As Ctrl-C: whoever ends a process is told what became of it.
+        # Treat SIGTERM as Ctrl-C, so that the state of the run is reported.
         signal.signal(signal.SIGTERM, _end)
     try:
         with _only_results_on_stdout() as out:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os._exit(2)
         code = 2
     except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does; there is nobody to report to.
+        # The reader of standard output has closed it, as `| head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 2
     except Exception as error:

@@ -1,8 +1,8 @@
-"""The commands: plain functions, and those that `make_NAME` makes for the arguments it is given.
+"""The commands: plain functions, or functions that `make_NAME` builds for the arguments of a call.
 
-What is made takes the options of a domain: of the one that is trained in, or of a run's. A command reads
-and checks what the user gave before it imports what starts JAX, so that a slip is told at once. What it
-returns is printed: text, or with `--json` plain values.
+The built ones take the options of a domain: of the one to train in, or of the run's. A command checks its
+arguments before it imports what starts JAX, so that mistakes are reported at once. It returns what is
+printed: text, or with `--json` plain values.
 """
 
 import time
@@ -21,6 +21,8 @@ from apportion.cli.options import (
     Json,
     Out,
     Quiet,
+    RunFolder,
+    Seed,
     all_domains,
     domain_of,
     examples,
@@ -58,7 +60,7 @@ Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
 
 
 def make_train(arguments: Sequence[str]) -> Command:
-    """`train NAME`, for the domain that is asked for, or for all in the help."""
+    """`train NAME`, for the named domain, or for all domains in the help."""
     named = [find_domain(arguments[0])] if arguments and arguments[0][:1] != "-" else all_domains()
     shown = examples("train", all_domains(), "train NAME --out runs/first")
     app = App(name="train", help=f"Train a policy and keep it in a folder.\n\n{shown}")
@@ -77,7 +79,7 @@ def make_train(arguments: Sequence[str]) -> Command:
 
 
 def _learner(arguments: Sequence[str]) -> dict[str, Any]:
-    """The learner that the command line asks for, else the file of settings; nothing without either."""
+    """The learner of the command line, else of the settings file; empty if neither gives one."""
     given, file = value_of("--learner", arguments), value_of("--config", arguments)
     if given is None and file is not None:
         given = read_toml(file).get("learner")
@@ -125,7 +127,7 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
 
 
 def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> Any:
-    """The outcome of a run that begins; its folder and its data are checked before JAX is started."""
+    """Start a run and return its outcome; folder and data are checked before JAX starts."""
     require_free(folder, unfinished=UNFINISHED)
     prepared = domain.prepare(settings)
     from apportion.runs.runner import start_run
@@ -134,7 +136,7 @@ def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> A
 
 
 def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
-    """The result, which a run that was finished before has on disk."""
+    """The message of a command that trains; `outcome` is None if the run was already finished."""
     if as_json:
         return {"folder": str(folder), "results": load_run(folder).results}
     if outcome is None:
@@ -159,7 +161,7 @@ def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = Fals
 
 
 def _resume(folder: Path, progress: Progress) -> Any:
-    """The outcome of a run that goes on; None where it is finished."""
+    """Continue a run and return its outcome; None if it is already finished."""
     run = load_run(folder)
     if run.finished:
         return None
@@ -178,7 +180,7 @@ def make_demo(arguments: Sequence[str]) -> Command:
     def command(
         *,
         out: Out = Path("apportion-demo"),
-        seed: int = 0,
+        seed: Seed = 0,
         json: Json = False,
         quiet: Quiet = False,
     ) -> Any:
@@ -194,8 +196,6 @@ def make_demo(arguments: Sequence[str]) -> Command:
         ----------
         out
             Folder to write to.
-        seed
-            Decides everything random.
         """
         check_seed(seed)
         require_free(out, unfinished=(_DEMO_PAGE,))
@@ -225,7 +225,7 @@ def _demo_of(domain: Domain) -> Command:
         *,
         out: Out = Path(f"apportion-demo-{domain.name}"),
         steps: int = chosen.steps,
-        seed: int = chosen.seed,
+        seed: Seed = chosen.seed,
         json: Json = False,
         quiet: Quiet = False,
     ) -> Any:
@@ -241,8 +241,6 @@ def _demo_of(domain: Domain) -> Command:
             Folder to write to.
         steps
             Updates of the policy.
-        seed
-            Decides everything random.
         """
         settings = replace(chosen, steps=steps, seed=seed)
         file = out / "settings.toml"
@@ -278,7 +276,7 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         lambda domain, run, own, progress: domain.backtest(run, own, progress),
         "DIR",
         _check_new_folder,
-        write_backtest,
+        _write_folder,
         PURPOSE="Backtest a trained policy, with everything beside it that people use without it.",
         WRITTEN="A new folder for the results: JSON, a table and a picture.",
         FORCED="Write to an --out that holds an earlier backtest, and replace it.",
@@ -311,11 +309,11 @@ def _ask_of_run(
     write: Callable[[Any, Path, bool], None],
     **words: str,
 ) -> Command:
-    """A command that has a run's domain answer, and shows the result or writes it to a `place`."""
+    """Build a command that calls a run's domain and prints the result, or writes it to a `place`."""
     domain, kinds, shown = _for_run(name, arguments, example)
 
     def command(
-        folder: Folder,
+        folder: RunFolder,
         /,
         *,
         out: Annotated[Path | None, Parameter(metavar=place)] = None,
@@ -332,8 +330,6 @@ def _ask_of_run(
 
         Parameters
         ----------
-        folder
-            Folder of a finished run.
         out
             WRITTEN
         force
@@ -364,13 +360,13 @@ def _check_new_folder(out: Path, options: Any, force: bool) -> None:
     require_free(out, unfinished=(*_HALF_WRITTEN, *(["results.json"] if force else [])))
 
 
-def write_backtest(result: PlottedResult, out: Path, force: bool = False) -> None:
+def _write_folder(result: PlottedResult, out: Path, force: bool) -> None:
     """Write the table, the picture and the results of a backtest to a new folder."""
     with only_writer(out):
         _check_new_folder(out, None, force)
-        write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
+        _write_file(result, out / "table.csv")
         write_figure(out / "figure.png", result.plot(), dpi=120)
-        write_json(out / "results.json", result.to_json())
+        _write_file(result, out / "results.json")
 
 
 def _check_file(out: Path, options: Any, force: bool) -> None:
@@ -386,7 +382,8 @@ def _check_file(out: Path, options: Any, force: bool) -> None:
     require_writable(out.absolute().parent)
 
 
-def _write_file(result: Result, out: Path, force: bool) -> None:
+def _write_file(result: Result, out: Path, force: bool = False) -> None:
+    """Write a result as JSON, or its table as CSV."""
     if out.suffix.lower() == ".json":
         write_json(out, result.to_json())
     else:
@@ -397,20 +394,14 @@ def make_serve(arguments: Sequence[str]) -> Command:
     """`serve DIR`, with the options of the run's domain."""
     domain, kinds, shown = _for_run("serve", arguments, "serve runs/first")
 
-    def command(folder: Folder, /, **options: Any) -> Any:
+    def command(folder: RunFolder, /, **options: Any) -> Any:
         """Let a trained policy decide live, until Ctrl-C.
 
         The options are those of the run's domain.
 
         SHOWN
-
-        Parameters
-        ----------
-        folder
-            Folder of a finished run.
         """
-        run = finished_run(folder, domain)
-        return domain.serve(run, options.get(domain.name))
+        return domain.serve(finished_run(folder, domain), options.get(domain.name))
 
     return with_options(command, kinds, shown)
 
@@ -459,12 +450,12 @@ def make_certify(arguments: Sequence[str]) -> Command:
             Replace the certificate that --out holds, if there is one.
         """
         source = folder if folder.is_file() else finished_run(folder, domain)
+        own = options.get(domain.name)
+        bound = getattr(own, "bound", None)
         if not 0 < alpha < 1:
             raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
         if block < 1:
             raise InputError(f"--block is {block}; it must be at least 1 period")
-        own = options.get(domain.name)
-        bound = getattr(own, "bound", None)
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
         if out is None:
@@ -478,8 +469,8 @@ def make_certify(arguments: Sequence[str]) -> Command:
         )
         plot = out / "certificate.png"
         with checksummed(out, *_CERTIFICATE):
-            write_json(out / "certificate.json", made.to_json())
-            write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+            _write_file(made, out / "certificate.json")
+            _write_file(made, out / "certificate.csv")
             write_figure(plot, made.plot(), dpi=130)
         return made.to_json() | {"plot": str(plot)} if json else f"{made.summary()}\nwrote {plot}"
 
@@ -508,7 +499,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         *,
         out: Out,
         scale: Scale = "quick",
-        seed: int = 0,
+        seed: Seed = 0,
         prices: File = None,
         allow_jumps: tuple[str, ...] | None = None,
         images: File = None,
@@ -533,8 +524,6 @@ def make_study(arguments: Sequence[str]) -> Command:
             Folder to write to; with all, one folder for each study inside it.
         scale
             quick takes minutes on 2 cores; paper is the paper's size, for a GPU.
-        seed
-            Decides everything random.
         prices
             Daily prices for the studies of the market; without it, the 20 embedded stocks.
         allow_jumps

@@ -1,7 +1,7 @@
 """The page of `apportion demo`: every installed domain's demonstration of the method, on one page."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -12,7 +12,7 @@ from apportion.report.page import Facts, Part, Picture, Section, Table, Words, p
 from apportion.runs.progress import Progress, Quiet
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 _TITLE = "One policy, every subset is a task"
 _IDEA = (
@@ -100,62 +100,51 @@ def to_json(found: Mapping[str, Demonstration | str]) -> dict[str, Any]:
 
 
 def _parts(shown: Demonstration) -> list[Part]:
-    levels = shown.levels
-    words = "; ".join(
-        f"{method} {level:.4g} [{low:.4g}, {high:.4g}]"
-        for method, level, low, high in zip(
-            levels.method, levels.level, levels.low, levels.high, strict=True
-        )
-    )
+    levels, shares = shown.levels, shown.shares
+    values = levels[["method", "level", "low", "high"]].to_numpy().tolist()
+    words = (f"{method} {level:.4g} [{low:.4g}, {high:.4g}]" for method, level, low, high in values)
     table = levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
     return [
-        Picture("Levels on entities never seen, with 95 % intervals", _png(_dots(shown)), words),
+        Picture(
+            "Levels on entities never seen, with 95 % intervals",
+            _draw(0.45 * len(levels) + 0.9, lambda axes: _dots(axes, levels, shown.unit)),
+            "; ".join(words),
+        ),
         Table("Levels", table, "From, to: the 95 % interval; n: the independent units in it."),
         Picture(
             "Shares over time on a task of entities never seen",
-            _png(_areas(shown.shares)),
-            f"Shares of {', '.join(map(str, shown.shares.columns[:_MOST_ENTITIES]))} over time.",
+            _draw(3.2, lambda axes: _areas(axes, shares)),
+            f"Shares of {', '.join(map(str, shares.columns[:_MOST_ENTITIES]))} over time.",
         ),
         Words(shown.notes),
     ]
 
 
-def _dots(shown: Demonstration) -> "Figure":
+def _draw(height: float, draw: Callable[["Axes"], None]) -> bytes:
+    """A PNG of one plot, 7 inches wide."""
+    from matplotlib.figure import Figure
+
+    figure, picture = Figure(figsize=(7, height), layout="constrained"), io.BytesIO()
+    draw(figure.subplots())
+    figure.savefig(picture, format="png", dpi=144)
+    return picture.getvalue()
+
+
+def _dots(axes: "Axes", levels: pd.DataFrame, unit: str) -> None:
     """A dot with its interval for each method, the first on top."""
-    from matplotlib.figure import Figure
-
-    levels = shown.levels.iloc[::-1]
-    figure = Figure(figsize=(7, 0.45 * len(levels) + 0.9), layout="constrained")
-    axes = figure.subplots()
     ends = [levels.level - levels.low, levels.high - levels.level]
-    axes.errorbar(levels.level, range(len(levels)), xerr=ends, fmt="o", capsize=4, color="C0")
-    axes.set_yticks(range(len(levels)), list(levels.method))
-    axes.set_ylim(-0.6, len(levels) - 0.4)
-    axes.set_xlabel(shown.unit)
+    axes.errorbar(levels.level, levels.method, xerr=ends, fmt="o", capsize=4, color="C0")
+    axes.set(xlabel=unit, ylim=(len(levels) - 0.4, -0.6))
     axes.grid(axis="x", alpha=0.3)
-    return figure
 
 
-def _areas(shares: pd.DataFrame) -> "Figure":
+def _areas(axes: "Axes", shares: pd.DataFrame) -> None:
     """Stacked shares over time."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    axes = figure.subplots()
-    colours = [colormaps["tab10"](place % _MOST_ENTITIES) for place in range(shares.shape[1])]
-    colours = ["0.85" if name == "unused" else c for name, c in zip(shares, colours, strict=True)]
+    colours = ["0.85" if name == "unused" else f"C{place}" for place, name in enumerate(shares)]
     axes.stackplot(range(len(shares)), shares.to_numpy().T, labels=list(shares), colors=colours)
     places = range(0, len(shares), max(len(shares) // 6, 1))
     axes.set_xticks(list(places), [str(shares.index[place])[:16] for place in places])
     axes.tick_params(axis="x", rotation=20 if shares.index.dtype.kind not in "iu" else 0)
-    axes.set_xlabel(str(shares.index.name or "period"))
-    axes.set(ylabel="share", ylim=(0, 1), xlim=(0, max(len(shares) - 1, 1)))
+    axes.set(xlabel=str(shares.index.name or "period"), xlim=(0, max(len(shares) - 1, 1)))
+    axes.set(ylabel="share", ylim=(0, 1))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-    return figure
-
-
-def _png(figure: "Figure") -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=144)
-    return picture.getvalue()

@@ -20,10 +20,12 @@ from apportion.runs.folder import load_run
 
 Folder = Annotated[Path, Parameter(name="DIR")]
 """The folder a command works on, given without an option's name."""
+RunFolder = Annotated[Path, Parameter(name="DIR", help="Folder of a finished run.")]
 Out = Annotated[Path, Parameter(metavar="DIR")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
+Seed = Annotated[int, Parameter(help="Decides everything random.")]
 
 
 def all_domains() -> list[Domain]:

@@ -77,7 +77,7 @@ def _problem(error: CycloptsError, command: str, arguments: list[str]) -> str:
 
 
 def _of_another(option: str, command: str, arguments: list[str]) -> str:
-    """That the option is one of another domain's than the run's; nothing where it is nobody's."""
+    """The message for an option of another domain than the run's; empty if no domain has the option."""
     of_run = command in ("backtest", "allocate", "certify", "serve")
     domain = domain_of(arguments, command) if of_run else None
     if domain is None:

@@ -1,4 +1,4 @@
-"""Parts of a demonstration that domains share: three methods at equal budgets, and levels with intervals.
+"""Three methods at equal budgets, for the demonstration of any problem, and levels with intervals.
 
 A repetition has tasks, held-out tasks and first parameters of its own. In each, multi-task and prioritised
 learning train one policy over all tasks, and single-task learning trains one policy for each of some tasks.
@@ -25,7 +25,7 @@ from apportion.problem import Problem, evaluate
 from apportion.runs.progress import Progress
 from apportion.tasks import Task, draw_tasks, split_entities
 from apportion.training import Chunk, Chunks, train
-from apportion.trees import Tree, grouped, repeat, stack, take
+from apportion.trees import Tree, repeat, stack
 
 UPDATES = 200
 """Updates of every policy, whatever the method: fixed on training rewards of the budget domain."""
@@ -44,39 +44,58 @@ def budgets_note(repetitions: int) -> str:
     )
 
 
-def draw_repetitions(
+def compare_methods(
+    problem: Problem,
+    later: Problem,
     universes: Sequence[np.ndarray],
+    network: Callable[[PRNGKeyArray], Policy],
+    learner: Learner,
+    settings: TrainingSettings,
     *,
-    held_out: int,
     task_size: int,
-    tasks: int,
+    held_out: int,
     tested: int,
-    seed: int,
-) -> tuple[Task, Task]:
-    """Draw training tasks and tasks of held-out entities for each repetition.
+    rule: str,
+    replay: Replay,
+    progress: Progress,
+) -> tuple[dict[str, np.ndarray], np.ndarray, Task]:
+    """Train each method, and evaluate it beside equal shares on tasks of held-out entities.
 
     Parameters
     ----------
+    problem, later : Problem
+        Where policies are trained, and where they are tested.
     universes : sequence of array
         The entities of each repetition.
-    held_out : int
-        Entities of each that are not trained on.
-    task_size : int
-        Entities per task.
-    tasks, tested : int
-        Number of training tasks, and of tasks of held-out entities.
+    network, learner, settings, replay, progress
+        As in `train_methods`.
+    task_size, held_out, tested : int
+        Entities per task, entities of each universe that are not trained on, and tasks of those.
+    rule : str
+        Name of equal shares.
 
     Returns
     -------
-    tuple of Task
-        Stacks of shape (repetitions, tasks, entities).
+    dict of array
+        By method and for the rule, the mean reward over tested tasks, (repetitions, time).
+    array
+        Shares of the first repetition's multi-task policy on its first held-out task, (time, entities).
+    Task
+        Tested tasks of shape (repetitions, tasks, entities).
     """
     own, unseen = [], []
-    for number, entities in enumerate(universes):
-        first, second = split_entities(len(entities), held_out, seed=seed + number)
-        own.append(draw_tasks(entities[first], task_size, tasks, seed=seed + number))
-        unseen.append(draw_tasks(entities[second], task_size, tested, seed=seed + number))
-    return stack(own), stack(unseen)
+    for seed, entities in enumerate(universes, settings.seed):
+        first, second = split_entities(len(entities), held_out, seed=seed)
+        own.append(draw_tasks(entities[first], task_size, settings.tasks, seed=seed))
+        unseen.append(draw_tasks(entities[second], task_size, tested, seed=seed))
+    tasks = stack(unseen)
+    policies = train_methods(
+        problem, stack(own), network, learner, settings, replay=replay, progress=progress
+    )
+    progress.stage("testing", 0.9)
+    key = jax.random.key(settings.seed)
+    rewards, shares, equal = map(np.asarray, _evaluate_all(later, policies, tasks, key))
+    return {**by_method(rewards), rule: equal}, shares[0, 0], tasks
 
 
 def train_methods(
@@ -88,7 +107,7 @@ def train_methods(
     *,
     replay: Replay,
     progress: Progress,
-) -> dict[str, Policy]:
+) -> Policy:
     """Train policies by each method; the runs of all repetitions are one `vmap`.
 
     Parameters
@@ -104,22 +123,21 @@ def train_methods(
 
     Returns
     -------
-    dict of Policy
-        By method, policies stacked as (repetitions, policies of the repetition).
+    Policy
+        Stacked as (repetitions, policies): multi-task, prioritised, then the single-task ones.
     """
-    repetitions, alone = len(tasks), tasks.first(SINGLE_TASKS).flat[:, None]
+    count, alone = len(tasks), tasks.first(SINGLE_TASKS).flat[:, None]
     uniform, prioritised = (replace(settings, method=name).priority() for name in ("mtl", "pmtl"))
-    keys = jax.random.split(jax.random.key(settings.seed), repetitions + len(alone))
-    keys = jax.vmap(jax.random.split)(keys)
-    own, others = keys[:repetitions], keys[repetitions:]
+    keys = jax.random.split(jax.random.key(settings.seed), count + len(alone))
+    own, others = jnp.split(jax.vmap(jax.random.split)(keys), [count])
     # Multi-task and prioritised learning start from the same parameters.
-    several = (_join(tasks, tasks), repeat(stack([uniform, prioritised]), repetitions))
-    single = (alone, stack([uniform] * len(alone)))
-    batches = [(*several, _join(own, own)), (*single, others)]
+    several = (_join(tasks, tasks), repeat(stack([uniform, prioritised]), count), _join(own, own))
+    single = (alone, stack([uniform] * len(alone)), others)
+    batches = [several, single]
     if not learner.periods:
         # A learner without memory takes copies of a task for that task: one program for all runs.
         copies = jax.tree.map(lambda leaf: jnp.repeat(leaf, tasks.count, 1), alone)
-        batches = [_join(batches[0], (copies, *batches[1][1:]))]
+        batches = [_join(several, (copies, *single[1:]))]
     policies = []
     for number, (chosen, priorities, run_keys) in enumerate(batches):
 
@@ -141,75 +159,19 @@ def train_methods(
                 key=run_keys[:, 1],
             ).policy
         )
-    trained = _join(*policies)
-    return {
-        SINGLE: grouped(take(trained, slice(2 * repetitions, None)), SINGLE_TASKS),
-        MULTI: grouped(take(trained, slice(repetitions)), 1),
-        PRIORITISED: grouped(take(trained, slice(repetitions, 2 * repetitions)), 1),
-    }
 
+    def by_repetition(leaf: jax.Array) -> jax.Array:
+        groups = leaf[:count], leaf[count : 2 * count], leaf[2 * count :]
+        return jnp.concatenate([each.reshape(count, -1, *leaf.shape[1:]) for each in groups], 1)
 
-def unstack(policies: Policy) -> list[Policy]:
-    """Return the policies of a method one by one, those of the first repetition first."""
-    shape = jax.tree.leaves(eqx.filter(policies, eqx.is_array))[0].shape[:2]
-    return [take(policies, place) for place in np.ndindex(*shape)]
-
-
-def _join(*stacks: Tree) -> Tree:
-    """Stacks one after the other, as one stack."""
     return jax.tree.map(
-        lambda *leaves: jnp.concatenate(leaves) if eqx.is_array(leaves[0]) else leaves[0], *stacks
+        lambda leaf: by_repetition(leaf) if eqx.is_array(leaf) else leaf, _join(*policies)
     )
 
 
-def evaluate_methods(
-    problem: Problem, policies: Mapping[str, Policy], tasks: Task, rule: str, *, seed: int
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Evaluate each method, and equal shares under the name `rule`, on held-out tasks.
-
-    Parameters
-    ----------
-    policies : mapping of Policy
-        By method, as `train_methods` returns them.
-    tasks : Task
-        Held-out tasks of shape (repetitions, tasks, entities).
-
-    Returns
-    -------
-    dict of array
-        By method, the mean reward over a repetition's policies and tasks, (repetitions, time).
-    array
-        Shares of the first repetition's multi-task policy on its first task, (time, entities).
-    """
-    # All policies of a repetition side by side: one program for all methods.
-    together = jax.tree.map(
-        lambda *leaves: jnp.concatenate(leaves, 1) if eqx.is_array(leaves[0]) else leaves[0],
-        *(policies[name] for name in (MULTI, PRIORITISED, SINGLE)),
-    )
-    count, key = 2 + SINGLE_TASKS, jax.random.key(seed)
-    rewards, shares = map(np.asarray, _evaluate_all(problem, together, count, tasks, key))
-    equal, _ = map(np.asarray, _evaluate_all(problem, EqualShares(), 1, tasks, key))
-    by_method = {
-        SINGLE: rewards[:, 2:].mean(1),
-        MULTI: rewards[:, 0],
-        PRIORITISED: rewards[:, 1],
-        rule: equal[:, 0],
-    }
-    return by_method, shares[0, 0]
-
-
-@eqx.filter_jit
-def _evaluate_all(
-    problem: Problem, policies: Policy, count: int, tasks: Task, key: PRNGKeyArray
-) -> tuple[jax.Array, jax.Array]:
-    """Mean rewards and the first task's shares, (repetitions, policies, time, ...)."""
-
-    def one(policy: Policy, tasks: Task) -> tuple[jax.Array, jax.Array]:
-        path = evaluate(problem, policy, tasks, key=key)
-        return path.rewards.mean((0, 1)), path.allocations[0, 0]
-
-    by_policy = eqx.filter_vmap(one, in_axes=(eqx.if_array(0), None), axis_size=count)
-    return eqx.filter_vmap(by_policy)(policies, tasks)
+def by_method(levels: np.ndarray) -> dict[str, np.ndarray]:
+    """Average levels of policies, stacked as `train_methods` returns them, over those of a method."""
+    return {SINGLE: levels[:, 2:].mean(1), MULTI: levels[:, 0], PRIORITISED: levels[:, 1]}
 
 
 def levels_of(tables: Mapping[str, np.ndarray]) -> pd.DataFrame:
@@ -220,8 +182,30 @@ def levels_of(tables: Mapping[str, np.ndarray]) -> pd.DataFrame:
     tables : mapping of array
         By method, a level for each repetition (rows) and block of time (columns).
     """
-    rows = []
-    for name, table in tables.items():
-        found = over_rows_and_columns(np.atleast_2d(table))
-        rows.append((name, found.value, found.low, found.high, found.n))
+    found = {name: over_rows_and_columns(np.atleast_2d(table)) for name, table in tables.items()}
+    rows = [(name, each.value, each.low, each.high, each.n) for name, each in found.items()]
     return pd.DataFrame(rows, columns=["method", "level", "low", "high", "n"])
+
+
+def _join(*stacks: Tree) -> Tree:
+    """Stacks one after the other, as one stack."""
+    return jax.tree.map(
+        lambda *leaves: jnp.concatenate(leaves) if eqx.is_array(leaves[0]) else leaves[0], *stacks
+    )
+
+
+@eqx.filter_jit
+def _evaluate_all(
+    problem: Problem, policies: Policy, tasks: Task, key: PRNGKeyArray
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean rewards and the first task's shares of each policy, and mean rewards of equal shares."""
+
+    def one(policy: Policy, tasks: Task) -> tuple[jax.Array, jax.Array]:
+        path = evaluate(problem, policy, tasks, key=key)
+        return path.rewards.mean((0, 1)), path.allocations[0, 0]
+
+    def repetition(policies: Policy, tasks: Task) -> tuple[jax.Array, jax.Array, jax.Array]:
+        each = eqx.filter_vmap(one, in_axes=(eqx.if_array(0), None))(policies, tasks)
+        return *each, one(EqualShares(), tasks)[0]
+
+    return eqx.filter_vmap(repetition)(policies, tasks)

@@ -110,17 +110,17 @@ class Domain(ABC):
     name: ClassVar[str]
     """As in `apportion train NAME`, and as a run's settings file says it."""
     settings: ClassVar[type]
-    """What `train` is told."""
+    """Settings of `train`."""
     variants: ClassVar[Mapping[str, type]] = {}
     """Settings by the value of their field `learner`, where learners have settings of their own."""
     backtest_options: ClassVar[type | None] = None
-    """What `backtest` is told; None where there is nothing to backtest."""
+    """Options of `backtest`; None if there is no backtest."""
     allocate_options: ClassVar[type | None] = None
-    """What `allocate` is told; None where nothing can be allocated from outside."""
+    """Options of `allocate`; None if the domain has no such command."""
     certify_options: ClassVar[type | None] = None
-    """What `certify` is told beside the baseline, alpha and block; None where it cannot be certified."""
+    """Options of `certify` beyond the baseline, alpha and block; None if runs cannot be certified."""
     serve_options: ClassVar[type | None] = None
-    """What `serve` is told; None where nothing is controlled live."""
+    """Options of `serve`; None if nothing is controlled live."""
     check_options: ClassVar[type | None] = None
     """Files that `check` validates for this domain; all fields None or False by default."""
     examples: ClassVar[tuple[str, ...]] = ()

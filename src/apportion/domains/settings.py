@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from apportion.tasks import Task
 
 Method = Literal["pmtl", "mtl", "stl"]
-METHODS: tuple[Method, ...] = get_args(Method)
 METHOD_NAMES: dict[str, str] = {"pmtl": "P-MTL", "mtl": "MTL", "stl": "STL"}
 """The methods as tables and figures call them."""
 
@@ -56,8 +55,8 @@ class TrainingSettings:
     """Decides everything random."""
 
     def __post_init__(self):
-        check_choices(self)
-        check_finite(self)
+        _check_choices(self)
+        _check_finite(self)
         check_seed(self.seed)
         self.check_at_least(1, "tasks", "steps", "members")
         for name in ("alpha", "beta"):
@@ -97,7 +96,7 @@ class TrainingSettings:
         return tasks[:1] if self.method == "stl" else tasks
 
 
-def check_finite(settings: Any) -> None:
+def _check_finite(settings: Any) -> None:
     """Refuse nan and inf, which are numbers to Python and to TOML."""
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -140,7 +139,7 @@ class ProblemOptions:
     """Draws the tasks and their episodes."""
 
 
-def check_choices(settings: Any) -> None:
+def _check_choices(settings: Any) -> None:
     """Refuse a value that is not among its field's choices, which Python itself lets pass."""
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)

@@ -63,7 +63,7 @@ def averaged(members: Policy, count: int) -> Policy:
 
 def prepare_problem(problem: Problem, settings: ProblemSettings) -> PreparedJob:
     """Prepare to train on random tasks of a problem and to compare with equal shares."""
-    check_problem(problem, _draw_tasks(problem, settings, settings.seed))
+    check_problem(problem, draw_random_tasks(np.arange(problem.universe), settings, settings.seed))
     content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(problem))
     digest = hashlib.sha256(content).hexdigest()[:16]
 
@@ -81,11 +81,13 @@ def train_problem(
     problem: Problem,
     settings: ProblemSettings,
     *,
+    tasks: Task | None = None,
     on_chunk: OnChunk | None = None,
     resume: Resume | None = None,
 ) -> Policy:
-    """Train a `Recurrent` policy by direct gradient on random tasks of a problem."""
-    tasks = _draw_tasks(problem, settings, settings.seed)
+    """Train a `Recurrent` policy by direct gradient on `tasks`, by default random ones of the problem."""
+    if tasks is None:
+        tasks = draw_random_tasks(np.arange(problem.universe), settings, settings.seed)
     first = jax.eval_shape(lambda key: problem.reset(tasks[0], key=key), jax.random.key(0))
     channels = jax.eval_shape(lambda state: problem.observe(tasks[0], state), first).history.shape[
         -1
@@ -104,10 +106,16 @@ def train_problem(
 
 
 def compare_with_equal(
-    problem: Problem, policy: Policy, settings: ProblemSettings, *, seed: int
+    problem: Problem,
+    policy: Policy,
+    settings: ProblemSettings,
+    *,
+    seed: int,
+    tasks: Task | None = None,
 ) -> TableResult:
-    """Compare a policy with equal shares: mean reward a period on each of the seed's tasks."""
-    tasks = _draw_tasks(problem, settings, seed)
+    """Compare a policy with equal shares: mean reward a period on each of `tasks`, or the seed's tasks."""
+    if tasks is None:
+        tasks = draw_random_tasks(np.arange(problem.universe), settings, seed)
     choices = {"policy": policy, "equal shares": EqualShares()}
     found = {
         name: np.asarray(evaluate(problem, choice, tasks, key=seed).mean_reward[:, 0])
@@ -116,6 +124,7 @@ def compare_with_equal(
     return TableResult(pd.DataFrame(found), "mean reward a period")
 
 
-def _draw_tasks(problem: Problem, settings: ProblemSettings, seed: int) -> Task:
-    count = min(settings.tasks, count_tasks(problem.universe, settings.task_size))
-    return draw_tasks(problem.universe, settings.task_size, count, seed=seed)
+def draw_random_tasks(entities: np.ndarray, settings: ProblemSettings, seed: int) -> Task:
+    """Draw `settings.tasks` tasks of the entities, or as many as there are."""
+    count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
+    return draw_tasks(entities, settings.task_size, count, seed=seed)

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 
 from apportion.domains.demonstration import (
-    MULTI,
+    SINGLE_TASKS,
     UPDATES,
     budgets_note,
+    by_method,
     levels_of,
     train_methods,
-    unstack,
 )
 from apportion.domains.domain import Demonstration
 from apportion.memory import Replay
 from apportion.policy import Pooled
 from apportion.runs.progress import Progress
-from apportion.trees import stack
+from apportion.trees import stack, take
 from apportion_charging.backtest import backtest_schedules, busiest_day
 from apportion_charging.forecasts import add_forecasts
 from apportion_charging.problem import CHANNELS, Charging, PolicySchedule
@@ -58,12 +58,9 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
     progress.stage("testing", 0.9)
     later = garages.sites[_SITE].between(*_TESTED).at(garages.unseen[_SITE])
     days = add_forecasts(later, garages.predictor)
-    schedules = {
-        (name, number): PolicySchedule(policy)
-        for name, stacked in policies.items()
-        for number, policy in enumerate(unstack(stacked))
-    }
-    first = schedules[MULTI, 0].policy
+    places = list(np.ndindex(_REPETITIONS, 2 + SINGLE_TASKS))
+    schedules = {str(place): PolicySchedule(take(policies, place)) for place in places}
+    first = take(policies, places[0])
     found = backtest_schedules(
         first,
         days,
@@ -71,23 +68,18 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
         task_size=settings.task_size,
         tasks=4,
         optimum=False,
-        schedulers={"llf": SCHEDULERS["llf"], **{f"{n} {i}": s for (n, i), s in schedules.items()}},
+        schedulers={"llf": SCHEDULERS["llf"], **schedules},
         seed=seed,
     )
-    weeks = found.dates.astype("datetime64[W]")
+    dates = found.dates.astype("datetime64[W]")
+    weeks = [dates == week for week in np.unique(dates)]
 
     def served(name: str) -> np.ndarray:
         """Share of the need met in each week, in per cent."""
         drawn, need = found.by_day(name), found.by_day()
-        chosen = [weeks == week for week in np.unique(weeks)]
-        return np.array([100 * drawn[days].sum() / need[days].sum() for days in chosen])
+        return np.array([100 * drawn[week].sum() / need[week].sum() for week in weeks])
 
-    tables = {
-        name: np.array([served(f"{n} {i}") for n, i in schedules if n == name])
-        .reshape(_REPETITIONS, -1, len(np.unique(weeks)))
-        .mean(1)
-        for name in policies
-    }
+    by_policy = np.reshape([served(name) for name in schedules], (_REPETITIONS, -1, len(weeks)))
     power = busiest_day(first, days, found)["power"].set_index("time")
     power.index = power.index.str[-5:].rename(f"time on {power.index[0][:10]}")
     return Demonstration(
@@ -96,7 +88,7 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
         "full rate. Every 15 minutes its power is shared among the cars that are plugged in. Which shares "
         "meet most of what the cars need? Least laxity first serves the cars with least time to spare.",
         "share of the cars' need met (%)",
-        levels_of({**tables, _RULE: served("llf")}),
+        levels_of({**by_method(by_policy), _RULE: served("llf")}),
         power.div(power.sum(axis=1), axis=0),
         (
             f"Sessions of the site {_SITE} (ACN-Data): {settings.tasks} training tasks of "
@@ -104,7 +96,7 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
             f"{len(garages.unseen[_SITE])} stations on {len(days)} days of 2021.",
             budgets_note(_REPETITIONS),
             f"Independent units are {_REPETITIONS} repetitions (tasks, parameters) crossed with "
-            f"{len(np.unique(weeks))} weeks; n is the smaller number. The rule has no repetitions: its n "
+            f"{len(weeks)} weeks; n is the smaller number. The rule has no repetitions: its n "
             "counts weeks. The picture of shares is the day of most need.",
         ),
     )

@@ -5,13 +5,7 @@ import pandas as pd
 
 from apportion.domains.budget.problem import Budget
 from apportion.domains.budget.settings import BudgetSettings
-from apportion.domains.demonstration import (
-    budgets_note,
-    draw_repetitions,
-    evaluate_methods,
-    levels_of,
-    train_methods,
-)
+from apportion.domains.demonstration import budgets_note, compare_methods, levels_of
 from apportion.domains.domain import Demonstration
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
@@ -29,27 +23,22 @@ def demonstrate_budget(seed: int, progress: Progress) -> Demonstration:
     # Campaigns are independent, so several markets are one large one.
     universe = _MARKETS * settings.universe
     problem = Budget.simulate(universe, settings.periods, noise=settings.noise, seed=seed)
-    tasks, unseen = draw_repetitions(
-        np.split(np.arange(universe), _MARKETS),
-        held_out=settings.held_out,
-        task_size=settings.task_size,
-        tasks=settings.tasks,
-        tested=settings.tasks,
-        seed=seed,
-    )
-    policies = train_methods(
+    rewards, shares, tested = compare_methods(
         problem,
-        tasks,
+        problem,
+        np.split(np.arange(universe), _MARKETS),
         lambda key: Recurrent(channels=2, hidden=settings.hidden, key=key),
         Direct(settings.batch, settings.learning_rate),
         settings,
+        task_size=settings.task_size,
+        held_out=settings.held_out,
+        tested=settings.tasks,
+        rule=_RULE,
         replay=Replay(warm_up=problem.horizon, act_periods=1),
         progress=progress,
     )
-    progress.stage("testing", 0.9)
-    rewards, shares = evaluate_methods(problem, policies, unseen, _RULE, seed=seed)
     sold = rewards[_RULE].mean(1, keepdims=True)
-    names = [f"campaign {number}" for number in unseen[0, 0].entities]
+    names = [f"campaign {number}" for number in tested[0, 0].entities]
     return Demonstration(
         "An advertising budget among campaigns",
         f"Each period one budget is shared among the {settings.task_size} campaigns of a task. Spending "

@@ -1,7 +1,7 @@
-"""What the rest of the house asks of budgets: a policy trained on a simulated advertising market.
+"""The domain `budget`: a policy trained on a simulated advertising market.
 
-Judged by what it earns beyond equal shares, on its own tasks and on tasks of campaigns it never saw, on the
-same market's record; each comparison is paired by task.
+The policy is compared with equal shares on its own tasks and on tasks of held-out campaigns, in the same
+periods; each comparison is paired by task.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BudgetDomain(Domain):
-    """An advertising budget, shared out over campaigns."""
+    """An advertising budget, shared among campaigns."""
 
     name = "budget"
     settings = BudgetSettings
@@ -26,56 +26,37 @@ class BudgetDomain(Domain):
         """Simulate the market and draw the tasks."""
         import hashlib
 
-        import jax
         import numpy as np
         import pandas as pd
 
         from apportion.certify.statistics import compare
-        from apportion.composition import EqualShares
         from apportion.domains.budget.problem import Budget
-        from apportion.domains.training import averaged, train_members
-        from apportion.learners.direct import Direct
-        from apportion.memory import Replay
-        from apportion.policy import Recurrent
+        from apportion.domains.training import compare_with_equal, draw_random_tasks, train_problem
         from apportion.problem import evaluate
         from apportion.runs.runner import JobResult, PreparedJob
-        from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
-        from apportion.training import Chunks, OnChunk, Resume
+        from apportion.tasks import split_entities
+        from apportion.training import OnChunk, Resume
 
+        seed = settings.seed
         problem = Budget.simulate(
-            settings.universe, settings.periods, noise=settings.noise, seed=settings.seed
+            settings.universe, settings.periods, noise=settings.noise, seed=seed
         )
         digest = hashlib.sha256(np.asarray(problem.efficiency).tobytes()).hexdigest()[:16]
         data = {"source": "simulated", "campaigns": settings.universe, "fingerprint": digest}
-
-        def tasks_of(entities: np.ndarray) -> Task:
-            count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
-            return draw_tasks(entities, settings.task_size, count, seed=settings.seed)
-
-        seen, unseen = split_entities(settings.universe, settings.held_out, seed=settings.seed)
-        own = shown = tasks_of(seen)
+        seen, unseen = split_entities(settings.universe, settings.held_out, seed=seed)
+        own = shown = draw_random_tasks(seen, settings, seed)
         tested = {"own tasks, the record trained on": own}
         if settings.held_out:
-            tested["held-out campaigns"] = shown = tasks_of(unseen)
+            tested["held-out campaigns"] = shown = draw_random_tasks(unseen, settings, seed)
 
         def train(on_chunk: OnChunk, resume: Resume) -> JobResult:
-            training = train_members(
-                problem,
-                own,
-                lambda key: Recurrent(channels=2, hidden=settings.hidden, key=key),
-                Direct(settings.batch, settings.learning_rate),
-                settings,
-                replay=Replay(warm_up=problem.horizon, act_periods=1),
-                chunks=Chunks(settings.chunk, on_chunk=on_chunk),
-                state=resume,
-            )
-            policy = averaged(training.policy, settings.members)
-            key, gains = jax.random.key(settings.seed), {}
+            policy = train_problem(problem, settings, tasks=own, on_chunk=on_chunk, resume=resume)
+            gains = {}
             for name, tasks in tested.items():
-                learned = evaluate(problem, policy, tasks, key=key).mean_reward[:, 0]
-                equal = evaluate(problem, EqualShares(), tasks, key=key).mean_reward[:, 0]
+                found = compare_with_equal(problem, policy, settings, seed=seed, tasks=tasks)
+                learned, equal = found.table["policy"], found.table["equal shares"]
                 gains[name] = compare(np.asarray(learned / equal - 1), np.zeros(len(tasks)))
-            first = evaluate(problem, policy, shown[:1], key=key)
+            first = evaluate(problem, policy, shown[:1], key=seed)
             names = pd.Index([f"campaign {i}" for i in np.asarray(shown.members[0])])
             shares = pd.DataFrame(np.asarray(first.allocations)[0, 0], columns=names)
             cards: list[dict[str, Any]] = [

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from apportion.domains.settings import TrainingSettings
+from apportion.domains.settings import ProblemSettings
 from apportion.errors import InputError
 
 
 @dataclass(frozen=True)
-class BudgetSettings(TrainingSettings):
+class BudgetSettings(ProblemSettings):
     """Share an advertising budget over campaigns: a simulated market, ready in a minute.
 
     Examples
@@ -30,16 +30,9 @@ class BudgetSettings(TrainingSettings):
     """Campaigns in a task, m."""
     batch: int = 32
     """Consecutive periods in a batch, B."""
-    hidden: int = 16
-    """Units of the recurrent network."""
-    learning_rate: float = 3e-3
-    """Step size of Adam."""
-    chunk: int = 100
-    """Steps between two looks at the run: progress, saving, stopping."""
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "task_size", "batch", "hidden", "chunk")
         if self.task_size > min(self.universe - self.held_out, self.held_out or self.universe):
             raise InputError(
                 f"task_size {self.task_size}: {self.universe} campaigns with {self.held_out} held "

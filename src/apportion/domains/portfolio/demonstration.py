@@ -3,13 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from apportion.domains.demonstration import (
-    budgets_note,
-    draw_repetitions,
-    evaluate_methods,
-    levels_of,
-    train_methods,
-)
+from apportion.domains.demonstration import budgets_note, compare_methods, levels_of
 from apportion.domains.domain import Demonstration
 from apportion.domains.portfolio.market import Costs, Market
 from apportion.domains.portfolio.prices import embedded_prices
@@ -47,20 +41,17 @@ def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
     start, costs = prices.dates[-days], Costs(settings.cost)
     market = Market.of(prices.until(start), window=settings.window, costs=costs)
     later = Market.of(prices, start=start, window=settings.window, costs=costs)
-    tasks, unseen = draw_repetitions(
-        [np.arange(len(prices.tickers))] * _REPETITIONS,
-        held_out=settings.held_out,
-        task_size=settings.task_size,
-        tasks=settings.tasks,
-        tested=_TESTED_TASKS,
-        seed=seed,
-    )
-    policies = train_methods(
+    rewards, shares, tested = compare_methods(
         market,
-        tasks,
+        later,
+        [np.arange(len(prices.tickers))] * _REPETITIONS,
         lambda key: Recurrent(market.prices.shape[-1], settings.hidden, key=key),
         Direct(settings.batch, settings.learning_rate),
         settings,
+        task_size=settings.task_size,
+        held_out=settings.held_out,
+        tested=_TESTED_TASKS,
+        rule="Equal CRP",
         replay=Replay(
             length=market.horizon,
             warm_up=market.horizon,
@@ -69,13 +60,11 @@ def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
         ),
         progress=progress,
     )
-    progress.stage("testing", 0.9)
-    rewards, shares = evaluate_methods(later, policies, unseen, "Equal CRP", seed=seed)
     tables = {
         name: 100 * TRADING_DAYS * table.reshape(len(table), _TESTED_YEARS, -1).mean(2)
         for name, table in rewards.items()
     }
-    names = pd.Index(unseen[0, 0].names(prices.tickers))
+    names = pd.Index(tested[0, 0].names(prices.tickers))
     return Demonstration(
         "Wealth among instruments",
         f"Each day wealth is shared among the {settings.task_size} instruments of a task; trading costs "
