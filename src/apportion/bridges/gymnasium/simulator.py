@@ -190,7 +190,8 @@ def from_gymnasium(
             f"from_gymnasium: horizon is {horizon}; give the periods of the longest episode, >= 1"
         )
     shape = _try_out(env, size, min(horizon, _PROBED_PERIODS))
-    return Simulated(Episodes(make_env, shape), shape, universe, horizon)
+    episodes = Episodes(make_env, shape)
+    return Simulated(episodes=episodes, shape=shape, universe=universe, horizon=horizon)
 
 
 def _try_out(env: gymnasium.Env, m: int, periods: int) -> Shape:
