@@ -9,7 +9,7 @@ import pandas as pd
 from irrigation.domain import IrrigationDomain, IrrigationSettings
 
 from apportion.certify.certificate import Gains
-from apportion.domains.domain import TableResult
+from apportion.domains.tables import TableResult
 from apportion.errors import InputError
 
 

@@ -52,37 +52,6 @@ class PlottedResult(Result, Protocol):
 
 
 @dataclass(frozen=True)
-class TableResult:
-    """A result that is a table of numbers: its means as text and JSON, its rows as bars."""
-
-    table: "pd.DataFrame"
-    """A row for each unit, such as a task; a column for each quantity that is compared."""
-    label: str = ""
-    """What the numbers measure."""
-
-    def summary(self) -> str:
-        """Means of the columns as text."""
-        means = (f"{name} {value:.4g}" for name, value in self.to_json().items())
-        return f"{self.label or 'mean'}: {', '.join(means)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Means of the columns."""
-        return {str(name): float(value) for name, value in self.table.mean().items()}
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The table."""
-        return self.table
-
-    def plot(self) -> "Figure":
-        """Draw a group of bars for each row."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 4), layout="constrained")
-        self.table.plot.bar(ax=figure.subplots(), ylabel=self.label)
-        return figure
-
-
-@dataclass(frozen=True)
 class Demonstration:
     """A small experiment of a domain on embedded data, for the page of `apportion demo`."""
 

@@ -1,13 +1,18 @@
-"""Tables and days that come from outside, read before anything relies on them; nothing here starts JAX."""
+"""Tables from outside, checked as they are read, and results that are tables; nothing here starts JAX."""
 
 import stat
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from apportion.errors import InputError, reading
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def as_day(day: str | np.datetime64) -> np.datetime64:
@@ -67,3 +72,34 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
         raise InputError(f"{path}: rows have more fields than there are names; name every column")
     text = text.fillna("")
     return text.loc[(text != "").any(axis=1)]
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """A result that is a table of numbers: its means as text and JSON, its rows as bars."""
+
+    table: pd.DataFrame
+    """A row for each unit, such as a task; a column for each quantity that is compared."""
+    label: str = ""
+    """What the numbers measure."""
+
+    def summary(self) -> str:
+        """Means of the columns as text."""
+        means = (f"{name} {value:.4g}" for name, value in self.to_json().items())
+        return f"{self.label or 'mean'}: {', '.join(means)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Means of the columns."""
+        return {str(name): float(value) for name, value in self.table.mean().items()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table."""
+        return self.table
+
+    def plot(self) -> "Figure":
+        """Draw a group of bars for each row."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        self.table.plot.bar(ax=figure.subplots(), ylabel=self.label)
+        return figure

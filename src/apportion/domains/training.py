@@ -12,8 +12,8 @@ from jaxtyping import PRNGKeyArray
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, EqualShares
-from apportion.domains.domain import TableResult
 from apportion.domains.settings import ProblemSettings, TrainingSettings
+from apportion.domains.tables import TableResult
 from apportion.learners.direct import Direct
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
