@@ -12,6 +12,7 @@ from apportion.composition import LimitedTurnover
 from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.learners.direct import Direct, DirectEpisodes, lookback
+from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.priority import Priority
@@ -53,6 +54,21 @@ def unroll(problem, task, policy, batch, key):
         state = step.state
         rewards.append(step.reward)
     return SimpleNamespace(rewards=jnp.stack(rewards))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Direct(8, -1.0), "learning_rate is -1.0; it must be a finite number above 0"),
+        (lambda: Direct(8, jnp.array([0.1, np.nan])), "learning_rate is nan"),
+        (lambda: PPO(4, 0.0), "learning_rate is 0.0"),
+        (lambda: Direct(2**30), "periods is 1073741824; it must be a whole number from 1 to"),
+        (lambda: DirectEpisodes(0), "episodes is 0"),
+    ],
+)
+def test_sizes_and_rates_that_cannot_be_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
 
 
 def test_looking_back_is_unrolling_where_effects_last_one_period():

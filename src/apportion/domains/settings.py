@@ -5,10 +5,11 @@ same dataclass is the Python argument, the command line and the settings file.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from apportion.errors import InputError
+from apportion.errors import InputError, check_positive
 from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ class TrainingSettings:
     """Decides everything random."""
 
     def __post_init__(self):
-        check_choices(self)
-        check_finite(self)
+        _check_fields(self)
         check_seed(self.seed)
         self.check_at_least(1, "tasks", "steps", "members")
         for name in ("alpha", "beta"):
@@ -97,15 +97,6 @@ class TrainingSettings:
         return tasks[:1] if self.method == "stl" else tasks
 
 
-def check_finite(settings: Any) -> None:
-    """Refuse nan and inf, which are numbers to Python and to TOML."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float) and not math.isfinite(number):
-                raise InputError(f"{field.name} is {number}; it must be a finite number")
-
-
 def check_seed(seed: int) -> None:
     """Refuse a seed that is no 32-bit number: every generator takes those, and no other."""
     if not 0 <= seed < 2**32:
@@ -130,6 +121,7 @@ class ProblemSettings(TrainingSettings):
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "task_size", "batch", "hidden", "chunk")
+        check_positive(learning_rate=self.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -140,10 +132,16 @@ class ProblemOptions:
     """Draws the tasks and their episodes."""
 
 
-def check_choices(settings: Any) -> None:
-    """Refuse a value that is not among its field's choices, which Python itself lets pass."""
+def _check_fields(settings: Any) -> None:
+    """Refuse what Python lets pass: another type than a number, nan, inf, and no choice of the field."""
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
+        number = {int: Integral, float: Real}.get(hint, object)
+        if not isinstance(value, number) or (hint is int and isinstance(value, bool)):
+            raise InputError(f"{name} is {value!r}; it must be of type {hint.__name__}")
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InputError(f"{name} is {one}; it must be a finite number")
         if get_origin(hint) is Literal and value not in get_args(hint):
             choices = get_args(hint)
             raise InputError(
