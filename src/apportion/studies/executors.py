@@ -260,7 +260,8 @@ def _work(connection: Connection, number: int, plans: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     known: dict[str, Plan] = pickle.loads(plans.read_bytes())
-    with suppress(EOFError):
+    # The pipe is closed once the first process is gone.
+    with suppress(EOFError, OSError):
         while True:
             study, cells = connection.recv()
             try:
