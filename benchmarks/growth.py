@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from table import alternate, facts, median_seconds, options, spread, write
 
 from apportion import Direct, Recurrent, Replay, Task

@@ -4,13 +4,11 @@ A domain's settings extend `TrainingSettings` with fields of their own. Nothing 
 same dataclass is the Python argument, the command line and the settings file.
 """
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
 
 from apportion.errors import InputError, check_positive
-from apportion.runs.settings import suggest
+from apportion.runs.settings import check_value
 
 if TYPE_CHECKING:
     from apportion.priority import Priority
@@ -57,7 +55,8 @@ class TrainingSettings:
     """Decides everything random."""
 
     def __post_init__(self):
-        _check_fields(self)
+        for name, hint in get_type_hints(type(self)).items():
+            check_value(getattr(self, name), hint, name)
         check_seed(self.seed)
         self.check_at_least(1, "tasks", "steps", "members")
         for name in ("alpha", "beta"):
@@ -130,20 +129,3 @@ class ProblemOptions:
 
     seed: int = 1000
     """Draws the tasks and their episodes."""
-
-
-def _check_fields(settings: Any) -> None:
-    """Refuse what Python lets pass: another type than a number, nan, inf, and no choice of the field."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        number = {int: Integral, float: Real}.get(hint, object)
-        if not isinstance(value, number) or (hint is int and isinstance(value, bool)):
-            raise InputError(f"{name} is {value!r}; it must be of type {hint.__name__}")
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, float) and not math.isfinite(one):
-                raise InputError(f"{name} is {one}; it must be a finite number")
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            choices = get_args(hint)
-            raise InputError(
-                f"{name} {value!r}: choose one of {', '.join(choices)}{suggest(str(value), choices)}"
-            )
