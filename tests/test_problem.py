@@ -1,4 +1,5 @@
-import equinox as eqx
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,13 +61,7 @@ class Limited(Countdown):
 
     def observe(self, task, state):
         limits = jnp.ones(task.width).at[0].set(0.1)
-        return eqx.tree_at(
-            lambda seen: seen.limits, super().observe(task, state), limits, is_leaf=_none
-        )
-
-
-def _none(leaf):
-    return leaf is None
+        return replace(super().observe(task, state), limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +150,6 @@ def test_tasks_outside_the_universe_or_not_a_stack_are_refused():
         check_problem(Countdown(), TASKS[0])
 
 
-@pytest.mark.parametrize(
-    ("shares", "words"),
-    [
-        ([0.5, 0.6, 0.0], "off the simplex"),
-        ([0.5, 0.0, 0.5], "off the simplex"),
-        ([np.nan, 1.0, 0.0], "not finite"),
-        ([0.5, 0.5], r"shape \(2,\); it must be \(3,\)"),
-    ],
-)
-def test_allocations_off_the_simplex_are_refused(shares, words):
-    with pytest.raises(InputError, match=words):
-        check_allocation(jnp.asarray(shares), jnp.array([True, True, False]), "mine")
+def test_an_allocation_of_another_shape_is_refused():
+    with pytest.raises(InputError, match=r"shape \(2,\); it must be \(3,\)"):
+        check_allocation(jnp.array([0.5, 0.5]), jnp.array([True, True, False]), "mine")
