@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from table import alternate, facts, median_seconds, options, spread, write
 
 from apportion import Direct, Recurrent, Replay, Task
@@ -34,8 +35,9 @@ def prepare(steps: int, tasks: int, entities: int, universe: int, runs: int):
     """A function that makes steps and returns seconds a step (all runs together), and MiB kept."""
     key = jax.random.key(0)
     problem = Budget.simulate(universe=max(universe, entities))
-    # Distinctness is not what is timed: random members are drawn at once.
-    members = jax.random.randint(key, (tasks, entities), 0, problem.universe)
+    # Neighbours of a random entity: distinct, and drawn at once.
+    first = jax.random.randint(key, (tasks, 1), 0, problem.universe)
+    members = (first + jnp.arange(entities)) % problem.universe
     replay = Replay(length=64, slots=min(tasks, 1024), act_periods=4)
     policy = Recurrent(channels=2, key=key)
     algorithm = Algorithm.of(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from apportion.problem import (
     evaluate,
     rollout,
 )
+from apportion.simplex import Head
 from apportion.tasks import Task
 
 KEY = jax.random.key(0)
@@ -51,6 +54,35 @@ def test_evaluation_covers_all_tasks_and_episodes_with_paired_randomness():
     path = evaluate(Countdown(), EqualShares(), TASKS, key=KEY, episodes=2)
     assert path.rewards.shape == (2, 2, 6)
     assert np.asarray(path.allocations)[1, 0, 0].tolist() == [0.5, 0.5, 0]
+
+
+class Limited(Countdown):
+    """The first entity takes a tenth at most."""
+
+    def observe(self, task, state):
+        limits = jnp.ones(task.width).at[0].set(0.1)
+        return replace(super().observe(task, state), limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("problem", "shares", "words"),
+    [
+        (Countdown(), [2.0, 2.0, 0.0], r"\(sum 4, smallest 0\); .* sum to 1"),
+        (Countdown(), [1.5, -0.5, 0.0], "smallest -0.5"),
+        (Countdown(), [np.nan, 1.0, 0.0], "not finite"),
+        (Countdown(), [0.5, 0.0, 0.5], "0 where the mask is False"),
+        (Limited(), [0.5, 0.5, 0.0], "entity 0 gets 0.5, above its limit of 0.1"),
+    ],
+)
+def test_evaluation_refuses_shares_that_are_no_allocation(problem, shares, words):
+    def mine(observation, mask):
+        # Wrong in the last period that counts, and of the second task alone.
+        wrong = (observation.history[0, 0, 0] == 3) & ~mask[2]
+        fair = Head()(jnp.zeros(3), mask, observation.bounds)
+        return jnp.where(wrong, jnp.array(shares), fair)
+
+    with pytest.raises(InputError, match=f"^mine: .*{words}"):
+        evaluate(problem, mine, TASKS, key=KEY)
 
 
 def broken(**methods):
@@ -118,15 +150,6 @@ def test_tasks_outside_the_universe_or_not_a_stack_are_refused():
         check_problem(Countdown(), TASKS[0])
 
 
-@pytest.mark.parametrize(
-    ("shares", "words"),
-    [
-        ([0.5, 0.6, 0.0], "off the simplex"),
-        ([0.5, 0.0, 0.5], "off the simplex"),
-        ([np.nan, 1.0, 0.0], "not finite"),
-        ([0.5, 0.5], r"shape \(2,\); it must be \(3,\)"),
-    ],
-)
-def test_allocations_off_the_simplex_are_refused(shares, words):
-    with pytest.raises(InputError, match=words):
-        check_allocation(jnp.asarray(shares), jnp.array([True, True, False]), "mine")
+def test_an_allocation_of_another_shape_is_refused():
+    with pytest.raises(InputError, match=r"shape \(2,\); it must be \(3,\)"):
+        check_allocation(jnp.array([0.5, 0.5]), jnp.array([True, True, False]), "mine")

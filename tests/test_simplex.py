@@ -138,9 +138,13 @@ def slopes(point):
 
 
 def test_cash_takes_what_no_other_can_and_equal_shares_rise_alike_until_full():
-    bounds = Bounds(jnp.array([0.0, 0.1, 0.2]))
+    bounds = Bounds(jnp.array([1.0, 0.1, 0.2]))
     shares = eqx.filter_jit(Head(cash=True))(jnp.zeros(3), jnp.ones(3, bool), bounds)
     assert np.asarray(shares) == pytest.approx(np.array([0.7, 0.1, 0.2]), abs=1e-6)
+    # The limit of a period holds for the first entity, too: it may not be cash.
+    bounds = Bounds(jnp.array([0.1, 1.0, 1.0]))
+    shares = eqx.filter_jit(Head(cash=True))(jnp.zeros(3), jnp.ones(3, bool), bounds)
+    assert np.asarray(shares) == pytest.approx(np.array([0.1, 0.45, 0.45]), abs=1e-6)
     shares = eqx.filter_jit(equal_within)(
         jnp.ones(4, bool), Bounds(jnp.array([0.1, 0.5, 0.5, 0.0]))
     )

@@ -2,10 +2,29 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any
 
 
 class InputError(ValueError):
     """Something the user gave is wrong; the message names the thing, the place and the way out."""
+
+
+def check_counts(least: int = 1, most: int = 2**20, **counts: Any) -> None:
+    """Refuse what is not a whole number from `least` to `most`."""
+    for name, count in counts.items():
+        whole = isinstance(count, Integral) and not isinstance(count, bool)
+        if not whole or not least <= int(count) <= most:
+            raise InputError(
+                f"{name} is {count!r}; it must be a whole number from {least} to {most}"
+            )
+
+
+def check_positive(**numbers: Any) -> None:
+    """Refuse what is not a finite number above 0."""
+    for name, number in numbers.items():
+        if not isinstance(number, Real) or not 0 < float(number) < float("inf"):
+            raise InputError(f"{name} is {number!r}; it must be a finite number above 0")
 
 
 def first_line(error: BaseException) -> str:

@@ -15,12 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from apportion.errors import InputError
+from apportion.errors import InputError, check_counts
 from apportion.problem import Observation, as_key
 from apportion.recurrence import Features, History, Recurrence
 from apportion.simplex import Allocation, Bounds, Head, Logits, Mask, Scalar
-
-_LARGEST_SIZE = 2**20
 
 
 class Policy(eqx.Module):
@@ -115,7 +113,7 @@ class Recurrent(LogitPolicy):
     def __init__(
         self, channels: int, hidden: int = 25, *, head: Head | None = None, key: PRNGKeyArray | int
     ):
-        _check_sizes(channels=channels, hidden=hidden)
+        check_counts(channels=channels, hidden=hidden)
         self.channels, self.hidden = channels, hidden
         recurrence_key, score_key = jax.random.split(as_key(key))
         self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
@@ -154,7 +152,7 @@ class Pooled(LogitPolicy):
         head: Head | None = None,
         key: PRNGKeyArray | int,
     ):
-        _check_sizes(channels=channels, hidden=hidden)
+        check_counts(channels=channels, hidden=hidden)
         if not 0 < reach <= 30:
             raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
         self.channels, self.hidden, self.reach = channels, hidden, float(reach)
@@ -224,15 +222,6 @@ def _largest_moves(primals, tangents):
 def _on_rows(layer: eqx.nn.Linear, rows: Float[Array, "rows before"]) -> Float[Array, "rows after"]:
     assert layer.bias is not None, "layers here have a bias"
     return rows @ layer.weight.T + layer.bias
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
-        if not whole or not 1 <= size <= _LARGEST_SIZE:
-            raise InputError(
-                f"{name} is {size!r}; it must be a whole number from 1 to {_LARGEST_SIZE}"
-            )
 
 
 def assert_equivariant(

@@ -7,17 +7,20 @@ States should be compact (indices and allocations): they are what a task's memor
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError, first_line
-from apportion.simplex import Bounds, equal_within, on_simplex, present
+from apportion.simplex import TOLERANCE, Bounds, equal_within, on_simplex, present
 from apportion.tasks import Task
+from apportion.trees import take
 
 State = PyTree[Array]
 
@@ -111,6 +114,7 @@ class Trajectory(eqx.Module):
     allocations: Float[Array, "*batch time entities"]
     rewards: Float[Array, "*batch time"]
     alive: Bool[Array, "*batch time"]
+    limits: Float[Array, "*batch time entities"] | None = eqx.field(repr=False)
     mask: Bool[Array, "*batch entities"]
 
     @property
@@ -126,31 +130,55 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
 
     def period(carry, key):
         state, alive = carry
-        allocation = choose(problem.observe(task, state), task.mask)
+        observation = problem.observe(task, state)
+        allocation = choose(observation, task.mask)
         step = problem.step(task, state, allocation, key=key)
         reward = jnp.where(alive, step.reward, 0.0)
         going = alive & ~(step.terminated | step.truncated)
-        return (step.state, going), (state, allocation, reward, alive)
+        return (step.state, going), (state, allocation, reward, alive, observation.limits)
 
     keys = jax.random.split(walk_key, problem.horizon)
     _, lived = jax.lax.scan(period, (first, jnp.array(True)), keys)
-    return Trajectory(*lived, task.mask)
+    return Trajectory(*lived, mask=task.mask)
 
 
-@eqx.filter_jit
 def evaluate(
     problem: Problem, choose: Choice, tasks: Task, *, key: PRNGKeyArray | int, episodes: int = 1
 ) -> Trajectory:
     """Roll `choose` out on every task, `episodes` times each: arrays (tasks, episodes, time, ...).
 
-    The same key gives every policy the same episodes, so that comparisons are paired. States, which may
-    be large, are left out.
+    The same key gives every policy the same episodes, so that comparisons are paired. States and limits,
+    which may be large, are left out.
+
+    Raises
+    ------
+    InputError
+        `choose` gives shares that are negative, not finite, above limits or of another sum.
     """
-    keys = jax.random.split(as_key(key), (len(tasks), episodes))
+    paths, unfit, bounds = _evaluate(problem, choose, tasks, as_key(key), episodes)
+    # A caller that compiles evaluations sees no numbers yet, and checks nothing.
+    for where in () if isinstance(unfit, Tracer) else np.argwhere(np.asarray(unfit) >= 0)[:1]:
+        place = tuple(where.tolist())
+        source = getattr(choose, "__name__", type(choose).__name__)
+        shares = paths.allocations[place][unfit[place]]
+        check_allocation(shares, paths.mask[place], source, take(bounds, place))
+    return paths
+
+
+@eqx.filter_jit
+def _evaluate(
+    problem: Problem, choose: Choice, tasks: Task, key: PRNGKeyArray, episodes: int
+) -> tuple[Trajectory, Int[Array, "tasks episodes"], Bounds]:
+    """Paths, each one's first period with shares that do not fit, or -1, and the bounds of that period."""
+    keys = jax.random.split(key, (len(tasks), episodes))
 
     def one(task, key):
         path = rollout(problem, choose, task, key=key)
-        return eqx.tree_at(lambda path: path.states, path, None)
+        bounds = Bounds(path.limits)
+        bad = ~_fits(path.allocations, task.mask, bounds, TOLERANCE)[1] & path.alive
+        first = jnp.argmax(bad)
+        path = replace(path, states=None, limits=None)
+        return path, jnp.where(bad.any(), first, -1), take(bounds, first)
 
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
 
@@ -287,11 +315,17 @@ def _check_finite(tree: PyTree, method: str, what: str, task: Task) -> None:
 
 @eqx.filter_jit
 def _fits(
-    allocation: Float[Array, " entities"], mask: Bool[Array, " entities"], bounds: Bounds | None
-) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-    """What can be shared out, and whether an allocation does so."""
-    available = equal_within(mask, bounds).sum()
-    return available, on_simplex(allocation, mask, total=available, tolerance=1e-5)
+    shares: Float[Array, "*time entities"],
+    mask: Bool[Array, " entities"],
+    bounds: Bounds,
+    tolerance: float,
+) -> tuple[Float[Array, "*time"], Bool[Array, "*time"]]:
+    """What can be shared out, and whether allocations do so within their limits."""
+    most = jnp.ones_like(shares) if bounds.limits is None else jnp.minimum(bounds.limits, 1.0)
+    limits = jnp.where(mask, most, 0.0)
+    available = jnp.minimum(limits.sum(-1), 1.0)
+    below = (shares <= limits + tolerance).all(-1)
+    return available, below & on_simplex(shares, mask, total=available, tolerance=tolerance)
 
 
 def check_allocation(
@@ -306,14 +340,8 @@ def check_allocation(
         raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
     if not np.isfinite(shares).all():
         raise InputError(f"{source}: allocation {shares.tolist()} has values that are not finite")
-    available, fits = (x.item() for x in _fits(jnp.asarray(allocation), mask, bounds))
-    if not fits or (shares[~real] != 0).any():
-        raise InputError(
-            f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
-            f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to "
-            f"{available:g} and be 0 where the mask is False"
-        )
-    if bounds is not None and bounds.limits is not None:
+    bounds = Bounds() if bounds is None else bounds
+    if bounds.limits is not None:
         over = shares - np.asarray(bounds.limits)
         if (over > 1e-5).any():
             first = int(np.argmax(over))
@@ -321,3 +349,10 @@ def check_allocation(
                 f"{source}: entity {first} gets {shares[first]:.6g}, above its limit of "
                 f"{float(bounds.limits[first]):.6g}; apportion through a Head, or `within`"
             )
+    available, fits = (x.item() for x in _fits(jnp.asarray(allocation), mask, bounds, 1e-5))
+    if not fits or (shares[~real] != 0).any():
+        raise InputError(
+            f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
+            f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to "
+            f"{available:g} and be 0 where the mask is False"
+        )

@@ -193,7 +193,7 @@ class Head(eqx.Module):
     """Logits to shares: softmax, then at least `floor` and at most `cap` for each entity.
 
     With bounds, shares are proportional to the softmax wherever no bound holds them. With `cash`,
-    the first entity of every task is cash: it is free of all bounds and takes what no other can.
+    the first entity of every task is cash: it is free of floor and cap and takes what no other can.
     Where a task is too small for its bounds (floor > 1/m or cap < 1/m without cash), the bound gives
     way to 1/m. What a period itself allows (`Bounds`) comes first, and never gives way.
 
@@ -243,5 +243,5 @@ class Head(eqx.Module):
         if floors is not None and period.floors is not None:
             floors = jnp.where(bounded, jnp.maximum(floors, period.floors), 0.0)
         if self.cash:
-            limits = limits.at[0].set(1.0)
+            limits = limits.at[0].set(1.0 if period.limits is None else period.limits[0])
         return Bounds(limits, floors)

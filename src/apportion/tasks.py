@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from apportion.errors import InputError
@@ -34,8 +35,21 @@ class Task(eqx.Module):
     ['b', 'e']
     """
 
-    members: Int[Array, "*stack entities"]
-    mask: Bool[Array, "*stack entities"]
+    members: Int[Array, "*stack entities"] = eqx.field(converter=jnp.asarray)
+    mask: Bool[Array, "*stack entities"] = eqx.field(converter=jnp.asarray)
+
+    def __check_init__(self):
+        if isinstance(self.members, Tracer) or isinstance(self.mask, Tracer):
+            return
+        mask = np.asarray(self.mask)
+        # Places of padding get negative numbers of their own, which are never equal.
+        members = np.where(mask, np.asarray(self.members), -1 - np.arange(self.width))
+        if (members[mask] < 0).any():
+            raise InputError(f"tasks: a task names entity {members[mask].min()}; indices are >= 0")
+        ordered = np.sort(members, -1)
+        twice = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
+        if len(twice):
+            raise InputError(f"tasks: a task names entity {twice[0]} twice; drop one of them")
 
     @classmethod
     def of(cls, subsets: Iterable[Sequence[int]], *, width: int | None = None) -> "Task":
@@ -47,15 +61,6 @@ class Task(eqx.Module):
         for number, subset in enumerate(lists):
             if not subset:
                 raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
-            if min(subset) < 0:
-                raise InputError(
-                    f"tasks: task {number} names entity {min(subset)}; indices are >= 0"
-                )
-            if len(set(subset)) < len(subset):
-                twice = next(i for i in subset if subset.count(i) > 1)
-                raise InputError(
-                    f"tasks: task {number} names entity {twice} twice; drop one of them"
-                )
             other = seen.setdefault(frozenset(subset), number)
             if other != number:
                 raise InputError(

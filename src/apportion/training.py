@@ -223,6 +223,11 @@ def train(
       step 0        0.25...
       step 200      0.98...
     """
+    given = {Problem: problem, Task: tasks, Policy: policy, Learner: learner}
+    for kind, part in given.items():
+        if not isinstance(part, kind):
+            ours, theirs = kind.__name__, type(part).__name__
+            raise InputError(f"train takes a {ours}, and was given a {theirs}, {part!r:.40}")
     key = as_key(key)
     several = jax.random.key_data(key).ndim > 1
     if problem_axes is not None and not several:
@@ -355,6 +360,10 @@ def _run(
     state: RunState = _copy(given)
     frames, progress = [], {}
     done = int(np.max(np.asarray(state.step)))
+    if done > steps:
+        raise InputError(
+            f"steps is {steps}, but resume_from has taken {done}; steps count from the start of the run"
+        )
     _warn_if_unseen(algorithm, steps)
     if measured is not None:
         progress = {"equal": measured(EqualShares()), done: measured(algorithm.policy(state))}

@@ -25,7 +25,7 @@ def settings(job: str, *rows: tuple):
         ("--tasks 0", "tasks is 0", "at least 1"),
         ("--task-size 99", "task_size 99", "too few"),
         ("--alpha nan", "alpha is nan", "finite"),
-        ("--learning-rate 0", "learning_rate > 0"),
+        ("--learning-rate 0", "learning_rate is 0.0", "above 0"),
         ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
         ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
         ("--taskz 3", "did you mean --tasks?"),

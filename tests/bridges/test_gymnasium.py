@@ -214,6 +214,14 @@ def showing(observation):
     return type("Showing", (Lottery,), {"show": lambda self: observation})
 
 
+class Old(Lottery):
+    """Returns four values, as Gym did."""
+
+    def step(self, shares):
+        observation, reward, terminated, _, info = super().step(shares)
+        return observation, reward, terminated, info
+
+
 def acting(space):
     return type("Acting", (Lottery,), {"action_space": space})
 
@@ -225,6 +233,7 @@ def acting(space):
         (showing(np.ones((2, 3))), r"for 3 entities .* history of shape \(2, 3\)"),
         (showing({"screen": 0}), r"for 3 entities the environment shows \['screen'\]"),
         (showing({"history": np.ones(3), "limits": [2, 0, 0]}), r"limits \[2.0, 0.0, 0.0\]"),
+        (Old, r"Old.step returned 4 values; return 5, \(observation, reward, terminated"),
         (lambda entities: entities, "make_env returned list; return a gymnasium.Env"),
         (acting(spaces.Discrete(3)), r"action_space is Discrete\(3\), but `step` is given the sh"),
         (acting(spaces.Box(0, 5, (3,), np.int32)), "action_space is Box"),

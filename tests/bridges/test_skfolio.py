@@ -1,5 +1,7 @@
 """MultiTaskPortfolio among skfolio's and scikit-learn's own tools, on the embedded stocks."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -59,6 +61,18 @@ def test_fitting_gives_shares_of_the_assets(trained, returns):
     np.testing.assert_allclose(portfolio.returns, expected, rtol=1e-6)
 
 
+def test_weights_near_equal_shares_are_measured_and_warned_of(trained, returns):
+    distance = np.abs(trained.weights_ - 1 / 20).max()
+    assert trained.deviation_from_equal_ == pytest.approx(distance)
+    timid = MultiTaskPortfolio(policy=some_policy(trade_fraction=0.001), window=6)
+    with pytest.warns(UserWarning, match=r"nearly 1/n .*raise trust or trade_fraction"):
+        timid.fit(returns)
+    assert timid.deviation_from_equal_ < 0.02 / 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MultiTaskPortfolio(policy=some_policy(), window=6).fit(returns)
+
+
 def test_weights_see_no_later_rows_and_no_order_of_the_assets(returns):
     model = MultiTaskPortfolio(policy=some_policy(), window=6)
     before = model.fit(returns.iloc[:200]).weights_
@@ -99,6 +113,8 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(returns):
         ({"method": "ppo"}, "choose one of pmtl, mtl, stl"),
         ({"previous_weights": -0.1}, "shares >= 0"),
         ({"window": 500}, "give more days"),
+        ({"hidden": "a"}, "hidden is 'a'; it must be of type int"),
+        ({"task_size": 1}, "task_size is 1; it must be at least 2"),
     ):
         with pytest.raises(InputError, match=message):
             MultiTaskPortfolio(**(SMALL | change)).fit(returns.iloc[:60])

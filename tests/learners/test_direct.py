@@ -12,6 +12,7 @@ from apportion.composition import LimitedTurnover
 from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.learners.direct import Direct, DirectEpisodes, lookback
+from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.priority import Priority
@@ -55,6 +56,22 @@ def unroll(problem, task, policy, batch, key):
     return SimpleNamespace(rewards=jnp.stack(rewards))
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Direct(8, -1.0), "learning_rate is -1.0; it must be a finite number above 0"),
+        (lambda: Direct(8, jnp.array([0.1, np.nan])), "learning_rate is nan"),
+        (lambda: PPO(4, 0.0), "learning_rate is 0.0"),
+        (lambda: Direct(0), "periods is 0"),
+        (lambda: DirectEpisodes(0), "episodes is 0"),
+        (lambda: PPO(rollouts=1), "rollouts is 1; it must be a whole number from 2"),
+    ],
+)
+def test_sizes_and_rates_that_cannot_be_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
 def test_looking_back_is_unrolling_where_effects_last_one_period():
     problem = HeldPays()
     policy, batch = steep(Recurrent(1, 6, key=KEY)), batch_of(problem, 4, 16)
@@ -87,11 +104,6 @@ def test_the_weight_scales_the_step_and_the_loss_but_not_the_gradient_norm_and_l
     assert half[0] == pytest.approx(0.5 * whole[0], abs=1e-6)
     assert half[1] == pytest.approx(0.5 * whole[1])
     assert half[2] == pytest.approx(whole[2])
-
-
-def test_a_batch_needs_a_period():
-    with pytest.raises(InputError, match="periods is 0"):
-        Direct(0)
 
 
 @pytest.mark.slow

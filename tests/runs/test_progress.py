@@ -37,9 +37,13 @@ def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
     for step in range(10, 101, 10):
         lines.training(_status(step, "" if step < 50 else "it collapsed"))
     lines.note("a note")
+    # Compiling takes long and says nothing else: it is shown right after a note.
+    lines.stage("compiling")
+    lines.stage("testing", 0.5)
     out, err = capsys.readouterr()
     assert out == ""
-    first, warned, last, note = err.splitlines()
+    first, warned, last, note, compiling = err.splitlines()
+    assert compiling == "compiling"
     assert "step 10 of 100" in first
     assert "step 50 of 100" in warned
     assert "it collapsed" in warned

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,25 @@ def test_deaths_are_made_good_a_stop_ends_every_process_and_the_rows_are_the_sam
     assert [computed(log).count(f"cell-{n}") for n in range(6)] == [1, 1, 2, 1, 2, 2]
     perform(toy(), tmp_path / "one")
     assert same_files(tmp_path / "two", tmp_path / "one")
+
+
+def test_a_stopped_process_and_one_without_news_are_named(tmp_path, monkeypatch):
+    log, seen = tmp_path / "log", []
+    plan = toy(log, trouble={"cell-0": ("wait", 9)})
+    monkeypatch.setattr(executors, "_SILENT_SECONDS", 0.2)
+
+    def watch(what, fraction):
+        if "no news" in what and not seen:
+            seen.append(what)
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
+        if "stopped" in what and len(seen) == 1:
+            seen.append(what)
+            os.kill(int(what.rstrip("`").split()[-1]), signal.SIGCONT)
+            (tmp_path / "go").touch()
+
+    perform(plan, tmp_path / "toy", Processes(1), progress=watch)
+    assert re.fullmatch(r"0 of 6 cells, no news from process \d+ for a minute", seen[0])
+    assert re.search(r"process (\d+) is stopped; continue it with `kill -CONT \1`", seen[1])
 
 
 @pytest.fixture

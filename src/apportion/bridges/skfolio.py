@@ -4,6 +4,7 @@ Fitting trains one policy over many subsets of the assets (Algorithm 1) and deci
 allocation of the period after the last row. A trained policy serves any set of assets.
 """
 
+import warnings
 from dataclasses import fields
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
+_NEAR_EQUAL_FRACTION = 0.02
+"""`fit` warns if all weights differ from 1/n by less than this fraction of it."""
 _SETTINGS = {field.name for field in fields(PortfolioSettings)}
 
 
@@ -55,6 +58,8 @@ class MultiTaskPortfolio(BaseOptimization):
         The trained policy, for any set of assets.
     weights_
         Its allocation among the fitted assets for the period after the last row of `X`.
+    deviation_from_equal_ : float
+        Largest distance of a weight from 1/n; `fit` warns if it is below a fiftieth of 1/n.
 
     Examples
     --------
@@ -145,6 +150,14 @@ class MultiTaskPortfolio(BaseOptimization):
             self._refuse_ignored()
             self.policy_ = self.policy
         self.weights_ = self._decide(prices, held)
+        equal = 1 / len(self.weights_)
+        self.deviation_from_equal_ = float(np.abs(self.weights_ - equal).max())
+        if self.deviation_from_equal_ < _NEAR_EQUAL_FRACTION * equal:
+            warnings.warn(
+                "MultiTaskPortfolio: the weights are nearly 1/n (see deviation_from_equal_); raise trust "
+                "or trade_fraction, lower tracking_error_weight, or train for more steps",
+                stacklevel=3,
+            )
         return self
 
     def predict(self, X: Any) -> Portfolio:

@@ -4,12 +4,11 @@ A domain's settings extend `TrainingSettings` with fields of their own. Nothing 
 same dataclass is the Python argument, the command line and the settings file.
 """
 
-import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
 
-from apportion.errors import InputError
-from apportion.runs.settings import suggest
+from apportion.errors import InputError, check_positive
+from apportion.runs.settings import check_value
 
 if TYPE_CHECKING:
     from apportion.priority import Priority
@@ -55,8 +54,8 @@ class TrainingSettings:
     """Decides everything random."""
 
     def __post_init__(self):
-        _check_choices(self)
-        _check_finite(self)
+        for name, hint in get_type_hints(type(self)).items():
+            check_value(getattr(self, name), hint, name)
         check_seed(self.seed)
         self.check_at_least(1, "tasks", "steps", "members")
         for name in ("alpha", "beta"):
@@ -96,15 +95,6 @@ class TrainingSettings:
         return tasks[:1] if self.method == "stl" else tasks
 
 
-def _check_finite(settings: Any) -> None:
-    """Refuse nan and inf, which are numbers to Python and to TOML."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float) and not math.isfinite(number):
-                raise InputError(f"{field.name} is {number}; it must be a finite number")
-
-
 def check_seed(seed: int) -> None:
     """Refuse a seed that is no 32-bit number: every generator takes those, and no other."""
     if not 0 <= seed < 2**32:
@@ -129,6 +119,7 @@ class ProblemSettings(TrainingSettings):
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "task_size", "batch", "hidden", "chunk")
+        check_positive(learning_rate=self.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -137,14 +128,3 @@ class ProblemOptions:
 
     seed: int = 1000
     """Draws the tasks and their episodes."""
-
-
-def _check_choices(settings: Any) -> None:
-    """Refuse a value that is not among its field's choices, which Python itself lets pass."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            choices = get_args(hint)
-            raise InputError(
-                f"{name} {value!r}: choose one of {', '.join(choices)}{suggest(str(value), choices)}"
-            )

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from apportion.errors import InputError
-from apportion.learners.learner import Learner, Update, as_leaf
+from apportion.errors import check_counts
+from apportion.learners.learner import Learner, Update, as_leaf, as_rate
 from apportion.memory import Batch
 from apportion.policy import Policy
 from apportion.problem import Problem, State, equal_allocation, rollout
@@ -81,13 +81,12 @@ class Direct(Learner):
     """
 
     periods: int = eqx.field(static=True)
-    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-3)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_rate, default=1e-3)
     objective: Objective = eqx.field(static=True, default=lookback, kw_only=True)
     transform: optax.GradientTransformation = eqx.field(static=True, default=_ADAM, kw_only=True)
 
     def __check_init__(self):
-        if self.periods < 1:
-            raise InputError(f"Direct: periods is {self.periods}; a batch needs at least 1 period")
+        check_counts(periods=self.periods)
 
     def start(self, policy: Policy) -> PyTree[Array]:
         return self.transform.init(eqx.filter(policy, eqx.is_inexact_array))
@@ -128,16 +127,13 @@ class DirectEpisodes(Learner):
     """
 
     episodes: int = eqx.field(static=True)
-    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=3e-3)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_rate, default=3e-3)
     gradient_clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1.0, kw_only=True)
     transform: optax.GradientTransformation = eqx.field(static=True, default=_ADAM, kw_only=True)
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
-        if self.episodes < 1:
-            raise InputError(
-                f"DirectEpisodes: {self.episodes} episodes; an update needs at least 1"
-            )
+        check_counts(episodes=self.episodes)
 
     def start(self, policy: Policy) -> PyTree[Array]:
         return self.transform.init(eqx.filter(policy, eqx.is_inexact_array))

@@ -6,8 +6,11 @@ from abc import abstractmethod
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from apportion.errors import check_positive
 from apportion.memory import Batch
 from apportion.policy import Policy
 from apportion.problem import Problem, State
@@ -18,6 +21,13 @@ from apportion.tasks import Task
 def as_leaf(value: float | Array) -> Array:
     """A hyper-parameter as an array, so that runs can differ in it."""
     return jnp.asarray(value, float)
+
+
+def as_rate(value: float | Array) -> Array:
+    """A learning rate as an array, checked unless it is traced."""
+    for rate in () if isinstance(value, Tracer) else np.ravel(value).tolist():
+        check_positive(learning_rate=rate)
+    return as_leaf(value)
 
 
 class Update(eqx.Module):

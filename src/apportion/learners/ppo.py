@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion.errors import InputError
-from apportion.learners.learner import Learner, Update, as_leaf
+from apportion.errors import InputError, check_counts
+from apportion.learners.learner import Learner, Update, as_leaf, as_rate
 from apportion.memory import Batch
 from apportion.policy import GaussianLogits, LogitPolicy, Policy
 from apportion.problem import Observation, Problem
@@ -62,7 +62,7 @@ class PPO(Learner):
     """
 
     rollouts: int = eqx.field(static=True, default=8)
-    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_rate, default=1e-2)
     gamma: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.9, kw_only=True)
     clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.2, kw_only=True)
     gradient_clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
@@ -72,10 +72,9 @@ class PPO(Learner):
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
-        if self.rollouts < 2:
-            raise InputError(f"PPO: {self.rollouts} rollouts; a paired baseline needs at least 2")
-        if min(self.epochs, self.minibatches) < 1:
-            raise InputError("PPO: rollouts, epochs and minibatches are counts and must be >= 1")
+        # A paired baseline needs at least two rollouts.
+        check_counts(2, rollouts=self.rollouts)
+        check_counts(epochs=self.epochs, minibatches=self.minibatches)
 
     def start(self, policy: Policy) -> _PPOState:
         if not isinstance(policy, LogitPolicy):

@@ -140,7 +140,8 @@ class _Lines(Progress):
         self._print(line, keep=fresh or status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
-        self._print(text if done is None else f"{text} ({done:.0%})")
+        # Work without a known fraction may take long and says nothing else.
+        self._print(text if done is None else f"{text} ({done:.0%})", now=done is None)
 
     def note(self, text: str) -> None:
         self._print(text, keep=True)
@@ -149,12 +150,12 @@ class _Lines(Progress):
         if self.in_place:
             print(_ERASE_LINE, end="", file=sys.stderr, flush=True)
 
-    def _print(self, line: str, *, keep: bool = False) -> None:
-        """Print a line to keep, or one that may be skipped and, on a terminal, overwritten."""
-        now = time.monotonic()
-        if not keep and now - self._printed < self.seconds:
+    def _print(self, line: str, *, keep: bool = False, now: bool = False) -> None:
+        """Print a line to keep, or one that a terminal overwrites and, unless `now`, may be skipped."""
+        time_now = time.monotonic()
+        if not (keep or now) and time_now - self._printed < self.seconds:
             return
-        self._printed = now
+        self._printed = time_now
         if not self.in_place:
             print(line, file=sys.stderr, flush=True)
             return

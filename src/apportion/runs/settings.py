@@ -5,12 +5,14 @@ names and types, and suggests the name that was meant.
 """
 
 import json
+import math
 import textwrap
 import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -84,34 +86,40 @@ def _check(content: Mapping[str, Any], kind: type, source: str) -> dict[str, Any
         name = given.replace("-", "_")
         if name not in hints:
             raise InputError(f"{source}: no setting is called {given!r}{suggest(name, hints)}")
-        values[name] = _check_value(value, hints[name], f"{source}: {given}")
+        values[name] = check_value(value, hints[name], f"{source}: {given}")
     return values
 
 
-def _check_value(value: Any, hint: Any, where: str) -> Any:
+def check_value(value: Any, hint: Any, where: str) -> Any:
+    """Return the value of a setting as its field's type, or refuse it in a sentence."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in options:
             known = ", ".join(map(str, options))
             near = suggest(str(value), options)
-            raise InputError(f"{where} is {value!r}; it is one of {known}{near}")
+            raise InputError(f"{where} is {value!r}; choose one of {known}{near}")
         return value
     if origin in (Union, types.UnionType):
-        if Path in options and isinstance(value, str):
-            return Path(value)
-        return _check_value(value, next(o for o in options if o is not type(None)), where)
-    if origin is tuple and isinstance(value, list) and options[-1] is Ellipsis:
-        return tuple(_check_value(v, options[0], where) for v in value)
-    if origin is tuple and isinstance(value, list) and len(value) == len(options):
-        return tuple(_check_value(v, o, where) for v, o in zip(value, options, strict=True))
+        if value is None and type(None) in options:
+            return None
+        return check_value(value, next(o for o in options if o is not type(None)), where)
+    if origin is tuple and isinstance(value, list | tuple) and options[-1] is Ellipsis:
+        return tuple(check_value(v, options[0], where) for v in value)
+    if origin is tuple and isinstance(value, list | tuple) and len(value) == len(options):
+        return tuple(check_value(v, o, where) for v, o in zip(value, options, strict=True))
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if hint is float and type(value) is int:
+    if hint is float and isinstance(value, Real) and not isinstance(value, bool):
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
             raise InputError(f"{where} is too large; it must be a number below 1e308") from None
-    if type(value) is not hint:
+        if not math.isfinite(number):
+            raise InputError(f"{where} is {number}; it must be a finite number")
+        return number
+    # A bool is an int to Python, and NumPy's whole numbers are not.
+    expected = Integral if hint is int else hint if origin is None else ()
+    if not isinstance(value, expected) or (isinstance(value, bool) and hint is not bool):
         kind = hint.__name__ if origin is None else str(hint)
         raise InputError(f"{where} is {value!r}; it must be of type {kind}")
     return value

@@ -43,6 +43,8 @@ _POLL_SECONDS = 0.5
 """Seconds between two looks at the workers, so that a request to stop is soon heard."""
 _ATTEMPTS = 4
 """How often a program is begun before it is given up."""
+_SILENT_SECONDS = 60.0
+"""Seconds without news from a busy worker until progress names it."""
 
 
 class Serial(Executor):
@@ -94,19 +96,20 @@ class Processes(Executor):
     def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
         """Compute programs in so many processes at once; they are started once."""
         finished: SimpleQueue[CellResult | None] = SimpleQueue()
+        workers: list[_Worker] = []
         closing = threading.Event()
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
             # Every worker needs all plans, whose data may be large: written once, read by each.
             plans = Path(folder) / "plans"
             plans.write_bytes(pickle.dumps({one.plan.study: one.plan for one in programs}))
             # Handed out in a thread: no worker waits while the caller saves a cell or concludes a study.
-            handing_out = thread.submit(self._hand_out, programs, plans, finished, closing)
+            handing_out = thread.submit(self._hand_out, programs, plans, finished, workers, closing)
             handing_out.add_done_callback(lambda _: finished.put(None))
             try:
                 while True:
                     # Not before everything that is finished has been saved: it may raise to stop.
                     if finished.empty():
-                        on_event("", 0.0)
+                        on_event(_describe_silence(workers), 0.0)
                     try:
                         done = finished.get(timeout=_POLL_SECONDS)
                     except Empty:
@@ -123,11 +126,11 @@ class Processes(Executor):
         programs: Sequence[Program],
         plans: Path,
         finished: SimpleQueue[CellResult | None],
+        workers: "list[_Worker]",
         closing: threading.Event,
     ) -> None:
         """Give every free worker the next program, until all are computed or nobody waits for them."""
         waiting = [(program, 1) for program in programs]
-        workers: list[_Worker] = []
         try:
             for number in range(min(self.count, len(programs))):
                 workers.append(_Worker(number, plans))
@@ -149,6 +152,7 @@ class Processes(Executor):
                     answer = worker.receive()
                     if isinstance(answer, CellResult):
                         finished.put(answer)
+                    if isinstance(answer, CellResult | str):
                         continue
                     program = Program(worker.plan, worker.left)
                     worker.left = ()
@@ -216,12 +220,14 @@ class _Worker:
         self.plan, self.left, self.attempt = program.plan, program.cells, attempt
         self.programs += 1
         self.keeps_much = program.plan.at_once is not None
+        self.heard = time.monotonic()
         # That it has died meanwhile is noticed by whoever receives.
         with suppress(OSError):
             self.connection.send((self.plan.study, self.left))
 
-    def receive(self) -> CellResult | Exception:
-        """What it sends: a finished cell, or why there are no more."""
+    def receive(self) -> CellResult | str | Exception:
+        """What it sends: a finished cell, what it is doing, or why there are no more cells."""
+        self.heard = time.monotonic()
         try:
             answer = self.connection.recv()
         except (EOFError, OSError):
@@ -235,17 +241,32 @@ class _Worker:
         return answer
 
 
+def _describe_silence(workers: Sequence[_Worker]) -> str:
+    """Name a busy worker that has sent nothing for a minute, or return an empty text."""
+    text = ""
+    for worker in tuple(workers):
+        if worker.left and time.monotonic() - worker.heard > _SILENT_SECONDS:
+            pid = worker.process.pid
+            with suppress(OSError):
+                if "State:\tT" in Path(f"/proc/{pid}/status").read_text():
+                    return f"process {pid} is stopped; continue it with `kill -CONT {pid}`"
+            text = f"no news from process {pid} for a minute"
+    return text
+
+
 def _work(connection: Connection, number: int, plans: Path) -> None:
     """What a worker does: compute the cells it is sent, and send back each one's rows."""
     # Ctrl-C reaches every process of a terminal; the first one hears it for all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     known: dict[str, Plan] = pickle.loads(plans.read_bytes())
-    with suppress(EOFError):
+    # The pipe is closed once the first process is gone.
+    with suppress(EOFError, OSError):
         while True:
             study, cells = connection.recv()
             try:
-                for done in _compute(Program(known[study], cells), lambda what, done: None, number):
+                program = Program(known[study], cells)
+                for done in _compute(program, lambda what, done: connection.send(what), number):
                     connection.send(done)
             except Exception as error:
                 error.add_note(traceback.format_exc())

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apportion.domains.settings import TrainingSettings
-from apportion.errors import InputError
+from apportion.errors import InputError, check_positive
 from apportion.runs.settings import suggest
 
 OBJECTIVES = {"energy": "llf", "fair": "equal", "promise": "llf", "cost": "mpc"}
@@ -85,8 +85,7 @@ class ChargingSettings(TrainingSettings):
             raise InputError(
                 f"held_out is {self.held_out}; it is a share of the stations, at least 0 and below 1"
             )
-        if self.learning_rate <= 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        check_positive(learning_rate=self.learning_rate)
 
 
 @dataclass(frozen=True)

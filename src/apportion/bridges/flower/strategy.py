@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -42,10 +42,11 @@ from apportion.domains.federated.states import QUARTER, Blind, Invariant, Sample
 from apportion.errors import InputError, optional_import
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.settings import suggest
 from apportion.simplex import Mask
 
 with optional_import("LearnedAggregation needs Flower", "federated"):
-    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
 
@@ -93,6 +94,21 @@ class _Aggregated:
     """Gain of the policy's model over FedAvg's on the gate's samples, whichever is used."""
 
 
+class FedAvgOptions(TypedDict, total=False):
+    """Options of Flower's `FedAvg`, with its names and types."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+
+
 class GuardedFedAvg(FedAvg):
     """FedAvg that leaves out replies that failed, are misshapen, not finite or huge.
 
@@ -100,8 +116,13 @@ class GuardedFedAvg(FedAvg):
     usable reply keeps the model.
     """
 
-    def __init__(self, window: int, max_update_ratio: float, options: dict[str, Any]):
+    def __init__(self, window: int, max_update_ratio: float, options: FedAvgOptions):
         options.setdefault("fraction_evaluate", 0.0)
+        known = FedAvgOptions.__annotations__ | type(self).__init__.__annotations__
+        for name in options.keys() - FedAvgOptions.__annotations__.keys():
+            raise InputError(
+                f"{type(self).__name__}: no option is called {name!r}{suggest(name, known)}"
+            )
         super().__init__(**options)
         if not max_update_ratio > 1 or window < 1:
             raise InputError(
@@ -341,7 +362,7 @@ class LearnedAggregation(GuardedFedAvg):
         alpha: float | None = None,
         max_gain: float = MAX_GAIN,
         checkpoint_path: Path | str | None = None,
-        **options: Any,
+        **options: Unpack[FedAvgOptions],
     ):
         super().__init__(window, max_update_ratio, options)
         self.server = ServerData(predict, labels, score)
@@ -631,7 +652,12 @@ class ShareGradient(GuardedFedAvg):
     """
 
     def __init__(
-        self, loss: _Loss, *, momentum: float = 0.5, max_update_ratio: float = 10.0, **options: Any
+        self,
+        loss: _Loss,
+        *,
+        momentum: float = 0.5,
+        max_update_ratio: float = 10.0,
+        **options: Unpack[FedAvgOptions],
     ):
         super().__init__(1, max_update_ratio, options)
         if not 0 <= momentum < 1:

@@ -204,7 +204,13 @@ def _try_out(env: gymnasium.Env, m: int, periods: int) -> Shape:
         for _ in range(periods):
             limits = seen.get("limits", np.ones(m))
             shares = np.minimum(rng.dirichlet(np.ones(m)), limits).astype(np.float32)
-            observation, reward, terminated, truncated, _ = env.step(shares)
+            stepped = env.step(shares)
+            if len(stepped) != 5:
+                raise InputError(
+                    f"{type(env.unwrapped).__name__}.step returned {len(stepped)} values; return 5, "
+                    "(observation, reward, terminated, truncated, info)"
+                )
+            observation, reward, terminated, truncated, _ = stepped
             seen = _read(observation, float(reward), m)
             yield seen
             if terminated or truncated:

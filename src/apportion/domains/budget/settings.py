@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from apportion.domains.settings import ProblemSettings
-from apportion.errors import InputError
+from apportion.errors import InputError, check_positive
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ class BudgetSettings(ProblemSettings):
                 f"task_size {self.task_size}: {self.universe} campaigns with {self.held_out} held "
                 "out are too few for it; choose smaller tasks or a larger universe"
             )
-        if self.noise < 0 or self.learning_rate <= 0:
-            raise InputError("noise must be >= 0 and learning_rate > 0")
+        self.check_at_least(0, "noise")
+        check_positive(learning_rate=self.learning_rate)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.domains.settings import Method, ScorerName, TrainingSettings
-from apportion.errors import InputError
+from apportion.errors import InputError, check_positive
 
 if TYPE_CHECKING:
     from apportion.priority import Priority
@@ -73,6 +73,7 @@ class FederationSettings(TrainingSettings):
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "samples", "unseen", "width", "hidden", "chunk")
+        check_positive(learning_rate=self.learning_rate)
         self.check_at_least(1, "rounds", "epochs", "batch", "evaluation", "test", "window", "block")
 
     def to_dict(self) -> dict[str, Any]:

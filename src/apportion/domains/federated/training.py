@@ -23,8 +23,8 @@ from apportion.domains.federated.federation import Federation, training_world
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.settings import Method
-from apportion.errors import InputError
-from apportion.learners.learner import Learner, Update, as_leaf
+from apportion.errors import InputError, check_counts
+from apportion.learners.learner import Learner, Update, as_rate
 from apportion.learners.ppo import PPO
 from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
@@ -65,7 +65,7 @@ class ThroughRounds(Learner):
     """
 
     rollouts: int = eqx.field(static=True, default=2)
-    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_rate, default=1e-2)
     updates: int = eqx.field(static=True, kw_only=True)
     others: Task = eqx.field(kw_only=True)
     together: int = eqx.field(static=True, default=1, kw_only=True)
@@ -73,11 +73,8 @@ class ThroughRounds(Learner):
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
-        if min(self.rollouts, self.updates) < 1 or not 1 <= self.together <= len(self.others):
-            raise InputError(
-                f"ThroughRounds: rollouts {self.rollouts} and updates {self.updates} must be at least 1, "
-                f"together {self.together} between 1 and {len(self.others)}, the number of others"
-            )
+        check_counts(rollouts=self.rollouts, updates=self.updates)
+        check_counts(1, len(self.others), together=self.together)
 
     def start(self, policy: Policy) -> PyTree[Array]:
         if not isinstance(policy, AggregationPolicy):

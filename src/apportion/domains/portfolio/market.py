@@ -136,6 +136,10 @@ class Market(Problem):
         """
         costs = Costs() if costs is None else costs
         head = Head(cash=costs.cash) if head is None else head
+        if head.cash and not costs.cash:
+            raise InputError(
+                "head: cash is True, but no entity is cash; give Costs(cash=True), too"
+            )
         check_weights(head.floor, head.cap, len(prices.tickers), cash=costs.cash)
         if costs.cash and CASH in prices.tickers:
             raise InputError(f'ticker "{CASH}" is among the prices; rename or drop it')

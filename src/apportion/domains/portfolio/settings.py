@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apportion.domains.settings import TrainingSettings
-from apportion.errors import InputError
+from apportion.errors import InputError, check_positive
 
 if TYPE_CHECKING:
     from apportion.priority import Priority
@@ -71,13 +71,14 @@ class PortfolioSettings(TrainingSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "task_size", "window", "batch", "hidden")
+        self.check_at_least(1, "window", "batch", "hidden")
+        self.check_at_least(2, "task_size")
+        self.check_at_least(0, "tracking_error_weight")
+        check_positive(learning_rate=self.learning_rate)
         for name in ("trust", "trade_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
         check_cost(self.cost)
-        if self.tracking_error_weight < 0 or self.learning_rate <= 0:
-            raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
         if not 0 <= self.min_weight < self.max_weight <= 1:
             raise InputError(
                 f"min_weight {self.min_weight:g} and max_weight {self.max_weight:g}: they must satisfy "

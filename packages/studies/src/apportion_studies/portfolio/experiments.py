@@ -132,7 +132,7 @@ def at_once(tasks: Task) -> int:
     """How many policies, each with such tasks, are walked through a market together: a thousand walks fit,
     and take hardly longer than one.
 
-    >>> at_once(Task(jnp.zeros((70, 30, 10), int), jnp.ones((70, 30, 10), bool)))
+    >>> at_once(Task(jnp.broadcast_to(jnp.arange(10), (70, 30, 10)), jnp.ones((70, 30, 10), bool)))
     33
     """
     return max(1, 1000 // tasks.members.shape[1])
