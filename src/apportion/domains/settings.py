@@ -5,7 +5,7 @@ same dataclass is the Python argument, the command line and the settings file.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Literal, get_type_hints
 
 from apportion.errors import InputError, check_positive
 from apportion.runs.settings import check_value
