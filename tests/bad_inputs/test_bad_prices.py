@@ -77,7 +77,7 @@ def files(*rows: tuple):
         (
             "tomorrow's",
             days(lambda n, _: str(np.datetime64("today") + n - 30)),
-            "is in the future",
+            '" at line 34 is in the future',
         ),
         (
             "a column of years",
@@ -89,7 +89,7 @@ def files(*rows: tuple):
         ("a ticker of two lines", head('date,"A\nB",B,C'), r"'A\nB' is no ticker"),
         ("beyond float32", cell(4, 2, "1e39"), "no prices", " B;"),
         ("too short", only(12), "12 days found", "at least 33"),
-        ("a row in 2081", cell(40, 0, "2081-01-03"), "and 2081-01-03", "gap of a year"),
+        ("a row in 2021", cell(40, 0, "2021-01-03"), "and 2021-01-03", "gap of a year"),
         ("one ticker", columns(0, 1), "1 tickers have a price"),
         ("long, no low", "date,ticker,close,high\n2000-01-03,A,1,1\n", "none of the layouts"),
         ("long, low over high", "date,ticker,close,high,low\n2000-01-03,A,1,1,2\n", "below"),

@@ -107,7 +107,7 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
     (
         "an hour that the clock skips",
         "check --sessions s.csv --timezone Europe/Berlin",
-        ('"departure" equals "arrival"', "skips an hour if the clock changes"),
+        ('"departure" equals "arrival"', "a clock that changes skips an hour"),
         {"s.csv": f"{NAMES}\nhere,a,2019-03-31 02:10,2019-03-31 02:50,,,5\n"},
     ),
     ("train, few", "train charging --sessions s.csv --out out", "stations are trained", SOUND),

@@ -25,10 +25,8 @@ from apportion.domains.tables import load_table
 from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
-_MAX_KW, _MAX_KWH = 400.0, 1000.0
-"""More than any cable gives or any car takes: such energies are in Wh."""
-_MAX_CAR_KW = 1000.0
-"""More than any car charges with: such powers are in W."""
+_MAX_KW, _MAX_KWH, _MAX_CAR_KW = 400.0, 1000.0, 1000.0
+"""More than any cable gives, any car takes or any car charges with: such numbers are in Wh or W."""
 _LEAST_KWH = 0.2
 """A file in which no car takes as much is in MWh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
@@ -492,32 +490,23 @@ def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
     """Refuse energies that are not in kWh, and a file in which most stays have no length."""
     hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
     if (hours == 0).mean() > 0.5:
-        skipped = (
-            "" if frame.arrival.dt.tz is None else ", which skips an hour if the clock changes"
+        way_out = (
+            "correct the times (a clock that changes skips an hour), or leave the sessions out"
         )
+        found.refuse(hours == 0, '"departure" equals "arrival"', way_out)
+    for name, stay in (("delivered_kwh", hours), ("requested_kwh", np.inf)):
+        kwh, column = frame[name], f'frame["{name}"]'
+        there = (kwh > 0) & (hours > 0)
+        beyond = there & _beyond(kwh, stay)
         found.refuse(
-            hours == 0,
-            '"departure" equals "arrival"',
-            f"correct the times on the garage's clock{skipped}, or leave the sessions out",
+            beyond if beyond.sum() > 0.5 * there.sum() else kwh > _MAX_KWH,
+            f'column "{name}" is more than cars take',
+            f"if it is in Wh, divide: {column} = {column} / 1000, or only these rows if others are in kWh",
+            kwh,
         )
-    for name in ("delivered_kwh", "requested_kwh"):
-        what, way_out = f'column "{name}"', f'frame["{name}"] = frame["{name}"]'
-        found.refuse(
-            frame[name] > _MAX_KWH,
-            f"{what} is above {_MAX_KWH:,.0f} kWh, more than cars take",
-            f"if it is in Wh, divide: {way_out} / 1000, or only these rows if the others are in kWh",
-            frame[name],
-        )
-        there = (frame[name] > 0) & (hours > 0)
-        fast = there & _beyond(frame[name], hours) & (frame[name] <= _MAX_KWH)
-        if name == "delivered_kwh" and fast.sum() > 0.5 * there.sum():
-            words = f"{what} is more than {_MAX_KW:g} kW gives during the stay"
-            found.refuse(
-                fast, words, f"correct the times, or if it is in Wh, divide: {way_out} / 1000"
-            )
-        if there.any() and frame[name].max() < _LEAST_KWH:
-            words = f"{what} is below {_LEAST_KWH:g} kWh"
-            found.refuse(there, words, f"if it is in MWh, multiply: {way_out} * 1000", frame[name])
+        if there.any() and kwh.max() < _LEAST_KWH:
+            way_out = f"if it is in MWh, multiply: {column} = {column} * 1000"
+            found.refuse(there, f'column "{name}" is below {_LEAST_KWH:g} kWh', way_out, kwh)
     found.raise_refusals()
 
 

@@ -354,10 +354,6 @@ def load_prices(path: str | Path) -> Prices:
             f"{prices.dates[min(last + 1, len(gaps))]}; at least {_LEAST_DAYS} are needed without a gap of "
             "a year, so give a longer history or correct the dates"
         )
-    if prices.dates[-1] > np.datetime64("today") + 1:
-        raise InputError(
-            f"{path}: {prices.dates[-1]} is in the future; correct the date, or leave out forecasts"
-        )
     priced = (~np.isnan(prices.close)).sum(1)
     if priced.min() < _LEAST_TICKERS:
         few = int((priced < _LEAST_TICKERS).argmax())
@@ -476,7 +472,11 @@ def _days(column: Any, source: str) -> np.ndarray:
     later = text.str.contains(r"[T ](?!00:?(?:00)?(?::?00(?:\.0*)?)?(?:[Z +-]|$))")
     way_out = "write the exchange's own day without a time, so that no zone can move it"
     _refuse_cells(text, later, "a time of day", way_out, source)
-    return days.to_numpy().astype("datetime64[D]")
+    found = days.to_numpy().astype("datetime64[D]")
+    # In some zones it is tomorrow already.
+    late = found > np.datetime64("today") + 1
+    _refuse_cells(text, late, "in the future", "correct the date, or leave out forecasts", source)
+    return found
 
 
 def _numbers(column: Any, source: str) -> np.ndarray:
@@ -542,9 +542,8 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
         return Prices(calendar, tickers, close, volume=volume)
     upside_down = values["high"] < values["low"]
     refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
-    outside = (values["close"] > values["high"] * (1 + _ROUNDING)) | (
-        values["close"] < values["low"] * (1 - _ROUNDING)
-    )
+    nearest = np.clip(values["close"], values["low"], values["high"])
+    outside = np.abs(values["close"] / nearest - 1) > _ROUNDING
     refuse(outside, 'values of "close" above "high" or below "low"', "fix them")
     factor = close / values["close"]
     return Prices(calendar, tickers, close, values["high"] * factor, values["low"] * factor, volume)
