@@ -20,7 +20,7 @@ from apportion.domains.federated.policy import shipped_policy
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import compose, untrained_policies
-from apportion.runs.files import SUMS
+from apportion.runs.files import SUMS, checksummed
 from apportion.runs.folder import Run
 from apportion.runs.runner import JobResult, finish
 from apportion_charging.settings import ChargingSettings
@@ -65,8 +65,7 @@ def of(run: str, *rows: tuple, files: Mapping[str, Content] | None = None) -> li
 def assert_refused(case: Case, folder: Path, monkeypatch, capfd) -> None:
     """Run a case in a folder of its own."""
     if case.run:
-        # Without checksums, which would refuse a changed file before its content is read.
-        shutil.copytree(finished(case.run), folder / "run", ignore=shutil.ignore_patterns(SUMS))
+        shutil.copytree(finished(case.run), folder / "run")
     for name, content in case.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +73,11 @@ def assert_refused(case: Case, folder: Path, monkeypatch, capfd) -> None:
             content(path)
         else:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if (folder / "run" / SUMS).exists():
+        # Otherwise the checksum would refuse a changed file before its content is read.
+        changed = [path.name for path in (folder / "run").iterdir() if path.name != SUMS]
+        with checksummed(folder / "run", *changed):
+            pass
     before = digest(folder)
     monkeypatch.chdir(folder)
     with pytest.raises(SystemExit) as left:

@@ -28,6 +28,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("backtest a budget", "backtest run", ("a run of budget", "no backtest")),
         ("resume, cut", "resume run --json", "results.json: not valid", {"run/results.json": "{"}),
     ),
+    *of("budget", ("report of others", "report run", "not written", {"run/report.html": "mine"})),
     *of("begun", ("backtest too early", "backtest run", ("not finished", "resume"))),
     *of(
         "unfinished",
@@ -46,6 +47,8 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("policy changed", BACKTEST, "policy.json: was changed", {"run/policy.json": '{"a": 5}'}),
         ("other arrays", BACKTEST, "not a file that apportion wrote", {ARRAYS: b"abc" * 99}),
         ("no arrays", BACKTEST, "policy.safetensors: no such file", {ARRAYS: Path.unlink}),
+        ("no sums", ALLOCATE, "SHA256SUMS: is missing", {"run/SHA256SUMS": Path.unlink}),
+        ("no sums, tested", BACKTEST, "SHA256SUMS: is missing", {"run/SHA256SUMS": Path.unlink}),
         ("start is no day", f"{BACKTEST} --start 01/02/2019", "'01/02/2019' is not a day"),
         ("start too late", f"{BACKTEST} --start 2030-01-01", "after the last day"),
         ("start too early", f"{BACKTEST} --start 2000-01-05", "days of history before it"),
@@ -102,7 +105,9 @@ def tampered(arrays: dict | None = None, about: dict | None = None) -> dict:
     return PRICES | {ARRAYS: tamper}
 
 
-OF_HELD = "policy/policy/members/score/of_held"
+MEMBERS = "policy/policy/members"
+OF_HELD = f"{MEMBERS}/score/of_held"
+HUGE = {f"{MEMBERS}/score/of_features": 3e38, f"{MEMBERS}/recurrence/bias": 9}
 
 
 @cases(
@@ -115,6 +120,7 @@ OF_HELD = "policy/policy/members/score/of_held"
             tampered({"trade_fraction": 5}),
         ),
         ("nan inside", ALLOCATE, "not finite", tampered({OF_HELD: np.nan})),
+        ("huge inside", ALLOCATE, "allocation has numbers that", tampered(HUGE)),
         ("another job", ALLOCATE, "trained for 'budget'", tampered(about={"job": "budget"})),
         *(
             (f"{fact} of {value}", ALLOCATE, "own facts are wrong", tampered(about={fact: value}))

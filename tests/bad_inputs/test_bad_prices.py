@@ -1,5 +1,6 @@
 """Price files."""
 
+import numpy as np
 from refusals import LONG, WIDE, assert_refused, cases, cell
 
 CHECK = "check --prices p.csv"
@@ -44,7 +45,6 @@ def files(*rows: tuple):
         ("names only", "date,A,B\n", "has no rows"),
         ("ragged", cell(2, 3, "1,2"), "cannot be read", "line 3"),
         ("two names alike", head("date,A,A,C"), "none of the layouts"),
-        ("no name", head("date,A,,C"), "none of the layouts"),
         (
             "fields alone",
             head("Date,High,Low,Close"),
@@ -64,19 +64,50 @@ def files(*rows: tuple):
         ("a day twice", WIDE + WIDE.splitlines()[-1], "at line 42 is there twice"),
         ("not a day", cell(2, 0, "yesterday"), '"yesterday" at line 3 is no date'),
         ("days first", days(lambda n, _: f"{n % 28 + 1}/1/2019"), "no date", "2019-01-02"),
+        (
+            "a time in UTC",
+            days(lambda _, day: f"{day} 15:00:00+00:00"),
+            '" at line 2 is a time of day',
+        ),
+        (
+            "weekly",
+            days(lambda n, _: str(np.datetime64("2019-01-04") + 7 * n)),
+            "its dates are 7 days apart",
+        ),
+        (
+            "tomorrow's",
+            days(lambda n, _: str(np.datetime64("today") + n - 30)),
+            '" at line 34 is in the future',
+        ),
+        (
+            "a column of years",
+            "\n".join(f"{line},{line[:4]}" for line in head("2000,A,B,C").splitlines()),
+            "40 values that count time",
+            " 2000;",
+        ),
+        ("a formula", head("date,=CMD(),B,C"), "'=CMD()' is no ticker"),
+        ("a ticker of two lines", head('date,"A\nB",B,C'), r"'A\nB' is no ticker"),
+        ("beyond float32", cell(4, 2, "1e39"), "no prices", " B;"),
         ("too short", only(12), "12 days found", "at least 33"),
-        ("a row in 2081", cell(40, 0, "2081-01-03"), "and 2081-01-03", "gap of a year"),
+        ("a row in 2021", cell(40, 0, "2021-01-03"), "and 2021-01-03", "gap of a year"),
         ("one ticker", columns(0, 1), "1 tickers have a price"),
-        ("long without close", head("date,ticker,price", LONG), "none of the layouts"),
         ("long, no low", "date,ticker,close,high\n2000-01-03,A,1,1\n", "none of the layouts"),
         ("long, low over high", "date,ticker,close,high,low\n2000-01-03,A,1,1,2\n", "below"),
-        ("long, nameless", cell(3, 1, "", LONG), '"" at line 4 is no ticker'),
         (
-            "long, a day left out",
-            cell(3, 1, "B", LONG).replace(LONG.splitlines()[43] + "\n", ""),
-            "1 missing values of close",
-            " A;",
+            "long, close over high",
+            "date,ticker,close,high,low\n2000-01-03,A,3,2,1\n",
+            '"close" above "high"',
         ),
+        (
+            "long, another currency",
+            "".join(
+                f"{line},{'currency' if n == 0 else 'GBP' if n == 20 else 'GBX'}\n"
+                for n, line in enumerate(LONG.splitlines())
+            ),
+            '"GBP" at line 21 is another currency',
+            "of A changes",
+        ),
+        ("long, nameless", cell(3, 1, "", LONG), '"" at line 4 is no ticker'),
         ("long, a day twice", LONG + "\n" + LONG.splitlines()[1], '"A 2000-01-03" at line'),
         ("a split", scaled(0.5, 20), "looks like a split of 2:1", "--allow-jumps"),
         ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps A:"),

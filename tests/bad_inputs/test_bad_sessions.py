@@ -25,16 +25,41 @@ def session(**changes: str) -> str:
     ("names only", NAMES + "\n", "holds no session"),
     ("other names", "arrival,departure,station\n1,2,3\n", '"delivered_kwh" is missing'),
     ("no arrival", session(arrival=""), 'column "arrival" is missing', "line 3"),
-    ("arrival is no time", session(arrival="early"), 'column "arrival" is no time', "early"),
     ("the year 3019", session(departure="3019-05-01 10:00"), "not of the years"),
-    ("leaves before it comes", session(departure="2019-05-01 07:00"), 'is before "arrival"'),
-    ("no station", session(station=""), 'column "station" is empty', "line 3"),
-    ("energy is text", session(delivered_kwh="lots"), "is not a number", "lots"),
-    ("energy is negative", session(delivered_kwh="-1"), "is negative"),
     (
         "energy is in Wh",
         session(delivered_kwh="9000").replace(",20,5\n", ",20,5000\n"),
         "if it is in Wh",
+    ),
+    ("some requests in Wh", session(requested_kwh="20000"), "in Wh", "line 3", "only these rows"),
+    (
+        "delivered in MWh",
+        session(delivered_kwh="0.004").replace(",20,5\n", ",20,0.005\n"),
+        'column "delivered_kwh" is below 0.2 kWh in 2 sessions',
+        "if it is in MWh, multiply",
+    ),
+    (
+        "power is in W",
+        session().replace("\n", ",7400\n").replace("kwh,7400", "kwh,max_kw"),
+        'column "max_kw" is above 1,000 kW in 2 sessions, first at line 2 ("7400")',
+        "in W",
+    ),
+    (
+        "no length",
+        session(arrival="2019-05-01 10:00").replace("08:00", "10:00"),
+        '"departure" equals "arrival" in 2 sessions',
+        "correct the times",
+    ),
+    (
+        "months",
+        session(arrival="2019-05"),
+        'column "arrival" is a month or a year in 1 session, first at line 3 ("2019-05")',
+    ),
+    ("stations by case", session(station="A"), 'stations "A" and "a" differ by case only', "line"),
+    (
+        "sites by encoding",
+        session(site="Zu\u0308rich").replace("here,", "Z\u00fcrich,"),
+        "differ by the encoding of their accents",
     ),
     ("a stay of years", session(departure="2081-05-01 10:00"), "more than a year after"),
     ("sites by case", session(site="HERE"), 'sites "HERE" and "here" differ by case only'),
@@ -69,6 +94,22 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
         SOUND,
     ),
     ("no such zone", "check --sessions s.csv --timezone Mars/North", ("no such time zone",), SOUND),
+    *(
+        (
+            f"{command} with {offset}",
+            f"{command} s.csv --timezone Asia/Bangkok",
+            ('column "arrival" has a UTC offset', "write it as +07:00"),
+            {"s.csv": SOUND["s.csv"].replace(" 08:00,", f" 08:00{offset},")},
+        )
+        for command in ("check --sessions", "train charging --out out --sessions")
+        for offset in ("+7:00", "-8:00", "+7", "+070")
+    ),
+    (
+        "an hour that the clock skips",
+        "check --sessions s.csv --timezone Europe/Berlin",
+        ('"departure" equals "arrival"', "a clock that changes skips an hour"),
+        {"s.csv": f"{NAMES}\nhere,a,2019-03-31 02:10,2019-03-31 02:50,,,5\n"},
+    ),
     ("train, few", "train charging --sessions s.csv --out out", "stations are trained", SOUND),
     *(
         (f"backtest, {name}", f"backtest run {options}", (word,), SOUND, "charging")

@@ -18,6 +18,8 @@ from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.folder import _KEPT_CHECKPOINTS, Run
+from apportion.runs.policy_file import load_about, load_policy, save_policy
+from apportion.runs.runner import JobResult, finish
 from apportion.runs.settings import read_settings, to_toml
 from apportion.tasks import draw_tasks
 
@@ -44,6 +46,24 @@ def _state(hidden: int = 4):
 def test_a_policy_is_that_of_a_finished_run(run):
     with pytest.raises(InputError, match="apportion resume"):
         _ = apportion.load_run(run.folder).policy
+
+
+def test_a_policy_has_its_checksum_and_missing_files_are_named(run, tmp_path):
+    finish(run, JobResult(Recurrent(2, 4, key=KEY), {}, ""))
+    save_policy(Recurrent(2, 4, key=jax.random.key(8)), tmp_path / "other")
+    (run.folder / "environment.json").unlink()
+    with pytest.warns(UserWarning, match=r"1 of the run's files are missing, such as environment"):
+        _ = run.policy
+    for name in ("policy.json", "policy.safetensors"):
+        (run.folder / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(InputError, match="the checksum in SHA256SUMS does not match"):
+        _ = run.policy
+    (run.folder / "SHA256SUMS").unlink()
+    for load in (load_policy, load_about):
+        with pytest.raises(
+            InputError, match=r"SHA256SUMS: is missing or does not list policy.json"
+        ):
+            load(run.folder)
 
 
 def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):

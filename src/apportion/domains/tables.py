@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from apportion.errors import InputError, reading
 
@@ -41,6 +42,16 @@ def require_file(path: Path | str, what: str) -> Path:
             f"and give the path of {what}"
         )
     return path
+
+
+def require_finite(numbers: ArrayLike, what: str) -> np.ndarray:
+    """Return the numbers as an array; refuse them before a user acts on them if one is not finite."""
+    values = np.asarray(numbers)
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"{what} has numbers that are not finite; use another copy or train it again"
+        )
+    return values
 
 
 def read_parquet(path: Path) -> pd.DataFrame:

@@ -7,7 +7,7 @@ shows a section only for files that exist, so a run that has just started has a 
 from pathlib import Path
 
 from apportion.errors import InputError, first_line
-from apportion.report.page import write_page
+from apportion.report.page import PAGE_MARK, write_page
 from apportion.report.run import RunDomain, run_page
 from apportion.report.study import study_page
 
@@ -41,6 +41,8 @@ def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool 
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
     path = folder / "report.html"
+    if path.is_file() and PAGE_MARK not in path.read_bytes():
+        raise InputError(f"{path}: was not written by apportion; move it elsewhere")
     try:
         if (folder / "verdict.json").exists():
             text = study_page(folder)

@@ -24,6 +24,8 @@ from apportion.runs.files import write_atomic
 
 PLOTLY_FILE = "plotly.min.js"
 """Name of Plotly's script beside a page."""
+PAGE_MARK = b'<meta name="generator" content="apportion">'
+"""Line of `page.html` that every page has: another file is not replaced."""
 # `file:` is needed for a page that is opened from disk: there 'self' matches nothing in some browsers.
 _POLICY = (
     "default-src 'none'; script-src 'self' file: 'unsafe-inline'; style-src 'unsafe-inline'; "

@@ -14,6 +14,7 @@ import os
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,10 +115,7 @@ def _append_sum(folder: Path, name: str, digest: str) -> None:
 
 def _write_sums(folder: Path, names: Sequence[str], sums: Mapping[str, str]) -> None:
     """Replace the lines of these names; drop those of files in subfolders that were removed."""
-    try:
-        text = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = _read_sums(folder)
     lines = {line[66:] or line: line for line in text.splitlines()}
     kept = [
         line
@@ -128,12 +126,32 @@ def _write_sums(folder: Path, names: Sequence[str], sums: Mapping[str, str]) -> 
     write_atomic(folder / SUMS, "".join(f"{line}\n" for line in lines).encode())
 
 
+def _read_sums(folder: Path) -> str:
+    """The lines of `SHA256SUMS`, or an empty text."""
+    try:
+        return (folder / SUMS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def require_recorded(folder: Path, *names: str) -> None:
+    """Refuse the folder of a finished run without checksums of these files; warn of missing ones."""
+    recorded = {line[66:] for line in _read_sums(folder).splitlines()}
+    for name in sorted({*names} - recorded):
+        raise InputError(
+            f"{folder / SUMS}: is missing or does not list {name}, so the file may be another run's; put "
+            "it back from a copy, or train again"
+        )
+    gone = sorted(name for name in recorded if not (folder / name).exists())
+    if gone:
+        warnings.warn(
+            f"{folder}: {len(gone)} of the run's files are missing, such as {gone[0]}", stacklevel=2
+        )
+
+
 def _find_sum(folder: Path, name: str) -> str | None:
     """The last checksum recorded for a name, or None."""
-    try:
-        text = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+    text = _read_sums(folder)
     place = text.rfind(f"  {name}\n")
     return None if place < 0 else text[max(place - 64, 0) : place]
 

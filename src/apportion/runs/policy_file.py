@@ -29,6 +29,7 @@ from apportion.runs.files import (
     pack,
     read_arrays,
     read_json,
+    require_recorded,
     to_json,
     write_atomic,
     write_json,
@@ -144,6 +145,8 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
             f"{path}: was changed, or belongs to another {_ARRAYS} than the one beside it; "
             "use another copy of both"
         )
+    if (folder / "results.json").exists():
+        require_recorded(folder, _DESCRIPTION, _ARRAYS)
     return content, arrays, str(path)
 
 

@@ -117,6 +117,13 @@ def test_holdings_are_read_in_the_order_of_the_tickers(tmp_path):
     np.testing.assert_array_equal(amounts, [12.5, 0, 0, 3])
     with pytest.raises(InputError, match='"cash" is among the prices'):
         read_holdings(table, ("A", "cash"))
+    table.write_text("ticker,quantity\nC,3\n")
+    np.testing.assert_array_equal(read_holdings(table, names)[0], [0, 0, 0, 3])
+    with pytest.raises(InputError, match='has no row "cash", and the policy may hold cash'):
+        read_holdings(table, names, cash=True)
+    table.write_text(f"ticker,quantity\nC,{2**64}\n")
+    with pytest.raises(InputError, match="of C is .*; write a number from 0 to"):
+        read_holdings(table, names)
 
 
 def test_trades_lead_from_the_holdings_to_the_shares(tmp_path):
@@ -146,6 +153,9 @@ def test_trades_lead_from_the_holdings_to_the_shares(tmp_path):
     file.write_text("ticker,quantity\ncash,600\n")
     money = allocate_next(trained, PRICES, file).to_frame()["money"]
     assert money.tolist() == pytest.approx([100] * 6 + [-600])
+    file.write_text(f"ticker,quantity\n{first},1e-6\ncash,0.001\n")
+    with pytest.raises(InputError, match="less than a cent"):
+        allocate_next(trained, PRICES, file)
     for wrong in ({"window": 0}, {"cost": 0.7}, {"rules": {"rebalance": "weekly"}}):
         with pytest.raises(InputError, match="facts are wrong"):
             TrainedPolicy.of(EqualShares(), about | wrong)

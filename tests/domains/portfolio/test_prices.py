@@ -168,7 +168,9 @@ def moved(relative: float, row: int = 30, column: int = 1) -> Prices:
     return Prices(STEADY.dates, STEADY.tickers, close)
 
 
-@pytest.mark.parametrize("split", [(2, 1), (3, 2), (20, 1), (1, 2), (1, 10)])
+@pytest.mark.parametrize(
+    "split", [(2, 1), (3, 2), (8, 5), (7, 4), (20, 1), (100, 1), (1, 2), (1, 10), (1, 100)]
+)
 def test_a_split_is_named_with_the_market_moving_beside_it(split):
     one, other = split
     for beside in (0.992, 1.008):
@@ -178,9 +180,23 @@ def test_a_split_is_named_with_the_market_moving_beside_it(split):
 
 
 def test_a_crash_or_a_leap_of_a_real_stock_passes():
-    for crash in (0.8, 0.7, 0.68, 0.65, 0.52, 1.25, 1.45):
+    for crash in (0.8, 0.74, 1.25, 1.6):
         assert suspects(moved(crash)) == []
     assert suspects(SimulatedMarket.draw(universe=20, days=2000).prices) == []
+
+
+def test_a_split_of_5_to_4_is_found_by_the_usual_volume_and_pounds_for_pence_by_any():
+    volume = np.ones(STEADY.close.shape)
+    for relative, times in ((0.8, 1.25), (0.01, 1000.0)):
+        volume[30:, 1] = times
+        [jump] = suspects(replace(moved(relative), volume=volume))
+        assert "looks like a split" in jump
+    volume[30:, 1] = 4.0
+    assert suspects(replace(moved(0.8), volume=volume)) == []
+    # Several instruments may change their unit on one day.
+    everything = STEADY.close.copy()
+    everything[30:] /= 100
+    assert len(suspects(replace(STEADY, close=everything))) == 4
 
 
 def test_a_fall_on_many_times_the_usual_volume_is_the_markets(tmp_path):

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apportion.composition import mix_allocations
+from apportion.domains.tables import require_finite
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.files import write_json
@@ -291,9 +292,7 @@ class Controller:
         wishes, decided_by = baseline, self.baseline
         if self.trust > 0:
             try:
-                own = np.asarray(_wishes(self._schedule, seen))
-                if not np.isfinite(own).all():
-                    raise ValueError("its wishes are not finite")
+                own = require_finite(_wishes(self._schedule, seen), "what it wants")
                 wishes = mix_allocations(own, baseline, self.trust)
                 decided_by = "policy" if self.trust == 1 else f"policy and {self.baseline}"
             except Exception as error:

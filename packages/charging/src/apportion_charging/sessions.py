@@ -10,6 +10,7 @@ import ast
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,8 +25,10 @@ from apportion.domains.tables import load_table
 from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
-_MAX_KW, _MAX_KWH = 400.0, 1000.0
-"""More than any cable gives or any car takes: such energies are in Wh."""
+_MAX_KW, _MAX_KWH, _MAX_CAR_KW = 400.0, 1000.0, 1000.0
+"""More than any cable gives, any car takes or any car charges with: such numbers are in Wh or W."""
+_LEAST_KWH = 0.2
+"""A file in which no car takes as much is in MWh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
@@ -43,7 +46,11 @@ _OTHERS = ("max_kw", "userinputs", "timezone")
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
 _TIMES = ("arrival", "departure", "stated_departure")
 _ACN_TIME = "%a, %d %b %Y %H:%M:%S GMT"
-_ZONED = r"[T ]\d\d[^ ]*? *(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
+_ZONED = r"[T ]\d[^ ]*? *(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
+_SIGNED = r"[T ]\d.*[+-]"
+"""A time with an offset, however it is written."""
+_NO_DAY = r"\d{4}(?:\D\d\d?)?"
+"""A year, or a month of a year, which pandas reads as its first day."""
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
@@ -250,7 +257,9 @@ def _inspect_frame(
         else:
             frame[name] = pd.Categorical(["garage"] * len(frame))
             found.notes.append(f'{source}: no column "{name}"; all sessions count as one {name}')
-    _refuse_alike(frame.site.cat.categories, "sites", found)
+    _refuse_alike(frame.site.cat.categories, "sites", found, frame.site)
+    for _, stations in frame.groupby("site", observed=True).station:
+        _refuse_alike(sorted(set(stations)), "stations", found, frame.station)
     zone = _zone(columns.get("timezone"), timezone, found) or usual_zone
     times = _local_times(columns, zone, found)
     for name in _TIMES:
@@ -261,6 +270,12 @@ def _inspect_frame(
     if "max_kw" in columns:
         frame["max_kw"] = _numbers(columns["max_kw"], "max_kw", found)
         found.refuse(frame.max_kw == 0, 'column "max_kw" is 0', "leave it empty if it is not known")
+        found.refuse(
+            frame.max_kw > _MAX_CAR_KW,
+            f'column "max_kw" is above {_MAX_CAR_KW:,.0f} kW',
+            "divide it by 1000 in these rows if it is in W, or leave it empty",
+            columns["max_kw"],
+        )
     found.refuse(
         frame.departure < frame.arrival, '"departure" is before "arrival"', "swap or fix them"
     )
@@ -271,7 +286,7 @@ def _inspect_frame(
     )
     _refuse_years_between(frame.arrival, found)
     found.raise_refusals()
-    _refuse_wh(frame, found)
+    _refuse_units(frame, found)
     _note_oddities(frame, found)
     _note_unused(raw, found)
     frame = frame.sort_values(by=["site", "arrival", "station"], kind="stable")
@@ -298,16 +313,21 @@ def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
     return columns | {name: there[name] for name in ("max_kw", "timezone") if name in there}
 
 
-def _refuse_alike(names: Iterable[str], what: str, found: _Found) -> None:
-    """Refuse names that differ by case only."""
+def _refuse_alike(names: Iterable[str], what: str, found: _Found, column: Any = None) -> None:
+    """Refuse names that differ only by case or by the encoding of accents."""
     spelt: dict[str, str] = {}
     for name in names:
-        other = spelt.setdefault(name.casefold(), name)
-        if other != name:
-            found.refusals.append(
-                f'{found.source}: {what} "{other}" and "{name}" differ by case only; write one name, '
-                "and rename or drop any other"
-            )
+        other = spelt.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
+        if other == name:
+            continue
+        by_case = name.casefold() == other.casefold()
+        how = "case" if by_case else "the encoding of their accents (NFC or NFD)"
+        words = f'{what} "{other}" and "{name}" differ by {how} only'
+        way_out = "write one name, and rename or drop any other"
+        if column is None:
+            found.refusals.append(f"{found.source}: {words}; {way_out}")
+        else:
+            found.refuse(column == name, words, way_out)
 
 
 def _refuse_years_between(arrivals: Any, found: _Found) -> None:
@@ -422,6 +442,14 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
         f'frame["{name}"] = pd.to_datetime(frame["{name}"])',
         text,
     )
+    bad_offset, no_day = text.str.contains(_SIGNED) & ~zoned, text.str.fullmatch(_NO_DAY)
+    found.refuse(
+        bad_offset,
+        f"{what} has a UTC offset that is not two digits of hours",
+        "write it as +07:00 or -08:00",
+        text,
+    )
+    found.refuse(no_day, f"{what} is a month or a year", "write the day and the time", text)
     odd = (times.dt.year < first) | (times.dt.year >= last)
     found.refuse(odd, f"{what} is not of the years {first} to {last}", "fix it", text)
     if name in _NEEDED:
@@ -430,7 +458,7 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
         found.notes.append(
             f"{found.source}: {what} is a day without a time of day wherever it is there; midnight is taken"
         )
-    return times.mask(odd), np.unique(zoned[~gap & ~wrong])
+    return times.mask(odd | bad_offset | no_day), np.unique(zoned[~gap & ~wrong])
 
 
 def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
@@ -458,17 +486,27 @@ def _beyond(kwh: Any, hours: Any) -> Any:
     return (kwh > _MAX_KWH) | (kwh > _MAX_KW * hours + 1)
 
 
-def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
-    """Refuse a column of energies that are mostly impossible: its unit is another."""
-    for name in ("delivered_kwh", "requested_kwh"):
-        there = frame.loc[frame[name] > 0]
-        hours = (there.departure - there.arrival).dt.total_seconds() / 3600
-        beyond = _beyond(there[name], hours if name == "delivered_kwh" else np.inf)
-        if len(there) and beyond.mean() > 0.5:
-            found.refusals.append(
-                f'{found.source}: column "{name}" is {there[name].median():,.0f} in the median, more than '
-                f'cars take; if it is in Wh, divide: frame["{name}"] = frame["{name}"] / 1000'
-            )
+def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
+    """Refuse energies that are not in kWh, and a file in which most stays have no length."""
+    hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
+    if (hours == 0).mean() > 0.5:
+        way_out = (
+            "correct the times (a clock that changes skips an hour), or leave the sessions out"
+        )
+        found.refuse(hours == 0, '"departure" equals "arrival"', way_out)
+    for name, stay in (("delivered_kwh", hours), ("requested_kwh", np.inf)):
+        kwh, column = frame[name], f'frame["{name}"]'
+        there = (kwh > 0) & (hours > 0)
+        beyond = there & _beyond(kwh, stay)
+        found.refuse(
+            beyond if beyond.sum() > 0.5 * there.sum() else kwh > _MAX_KWH,
+            f'column "{name}" is more than cars take',
+            f"if it is in Wh, divide: {column} = {column} / 1000, or only these rows if others are in kWh",
+            kwh,
+        )
+        if there.any() and kwh.max() < _LEAST_KWH:
+            way_out = f"if it is in MWh, multiply: {column} = {column} * 1000"
+            found.refuse(there, f'column "{name}" is below {_LEAST_KWH:g} kWh', way_out, kwh)
     found.raise_refusals()
 
 

@@ -19,12 +19,14 @@ import pandas as pd
 from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import CASH, check_cost
-from apportion.domains.tables import as_day, require_file
+from apportion.domains.tables import as_day, require_file, require_finite
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task
 
+_LARGEST_QUANTITY = 1e15
+"""Larger amounts have no exact cents in double precision."""
 _FORM = "write a CSV with columns ticker and share, or ticker and quantity with a row for cash"
 
 
@@ -79,7 +81,7 @@ class TrainedPolicy:
     def shares(self, prices: Prices, held: np.ndarray | None = None) -> dict[str, float]:
         """Return the shares after the last day of the prices by name, cash first if there is any."""
         wanted = next_allocation(self.policy, prices, window=self.window, held=held, head=self.head)
-        shares = np.asarray(wanted, float)
+        shares = require_finite(wanted, "the policy's allocation").astype(float)
         names = (CASH, *prices.tickers) if self.head.cash else prices.tickers
         return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
 
@@ -171,10 +173,15 @@ def read_holdings(
             found[name] = float(text)
         except ValueError:
             found[name] = math.nan
-        if not 0 <= found[name] < math.inf:
+        if not 0 <= found[name] <= _LARGEST_QUANTITY:
             raise InputError(
-                f'{path}: the {kind} of {name} is "{text[:40]}"; write a number of at least 0'
+                f'{path}: the {kind} of {name} is "{text[:40]}"; write a number from 0 to '
+                f"{_LARGEST_QUANTITY:g}"
             )
+    if counted and cash and CASH not in found:
+        raise InputError(
+            f'{path}: has no row "{CASH}", and the policy may hold cash; add it, with 0 if there is none'
+        )
     total = math.fsum(found.values())
     if total == 0 or (not counted and abs(total - 1) > 1e-3):
         raise InputError(
@@ -238,6 +245,10 @@ def allocate_next(
                 "out, or give prices up to a day on which it has one"
             )
         values = amounts * np.nan_to_num(close)
+    if counted and values.sum() < 0.01:
+        raise InputError(
+            f"{path}: all holdings are worth {values.sum():.2g}, less than a cent; correct the quantities"
+        )
     invested = values if cash else values[1:]
     # Money alone starts from equal shares.
     held = invested / invested.sum() if invested.sum() > 0 else None

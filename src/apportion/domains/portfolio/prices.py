@@ -8,7 +8,7 @@ Importing this file starts no JAX.
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,11 +27,35 @@ _LEAST_TICKERS = 2
 _LARGEST_GAP = np.timedelta64(366, "D")
 _RECENT_DAYS = 5
 """Trading days within which a missing price may be a file that was cut short."""
-_SPLITS = ((2, 1), (3, 1), (4, 1), (5, 1), (10, 1), (20, 1), (3, 2))
-_UNUSUAL_MOVE = 0.485
-"""Relative move in a day that no market makes, with room for one beside a split of 2:1."""
-_MARKET_VOLUME_RATIO = 4.0
+_LARGEST_MEDIAN_GAP = np.timedelta64(3, "D")
+"""Daily prices have most of their days in a row."""
+_PRICE_RANGE = (1e-30, 1e30)
+"""Prices that single precision can hold and divide."""
+_ROUNDING = 1e-3
+"""A close may be this far, relatively, above the high or below the low."""
+_SPLITS = (
+    (2, 1),
+    (3, 1),
+    (4, 1),
+    (5, 1),
+    (10, 1),
+    (20, 1),
+    (100, 1),
+    (3, 2),
+    (5, 4),
+    (8, 5),
+    (7, 4),
+)
+_UNUSUAL_FALL, _UNUSUAL_RISE = 0.36, 0.5
+"""Log moves beyond those of the other instruments that few stocks make: a fall of 30 %, a rise of 65 %."""
+_QUIET_FALL = 0.186
+"""The same for a fall of which the volume shows nothing: 17 %."""
+_IMPOSSIBLE_MOVE = np.log(5)
+"""Log move that no volume attributes to the market, such as one from pence to pounds."""
+_MARKET_VOLUME_RATIO = 2.5
 """Volume, relative to the usual, above which a move is attributed to the market."""
+_LARGEST_MARKET_MOVE = 0.15
+"""Largest log move that counts as the market's: all instruments may change their unit on one day."""
 _READ_FIELDS = ("close", "adj close", "high", "low", "volume")
 _YFINANCE_FIELDS = {
     *_READ_FIELDS,
@@ -94,8 +118,9 @@ class Prices:
     def jumps(self) -> list["Jump"]:
         """Moves in a day that look like a split without adjustment or an error.
 
-        A move is one if it is larger than `_UNUSUAL_MOVE` or within 1 % of a split of 3:2; other crashes of
-        up to 48 % pass. It is attributed to the market if far more is traded than usual.
+        A move is one if it is a fall of more than 30 % or a rise of more than 65 % beyond the median of the
+        other instruments. If the file has volumes, a fall of 17 % on the usual volume is one too, and a
+        move is attributed to the market if far more is traded than usual.
 
         Examples
         --------
@@ -105,35 +130,39 @@ class Prices:
         'AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)'
         """
         relatives = self.relatives()
-        unusual = np.abs(relatives - 1) > _UNUSUAL_MOVE
         ratios = np.array([*_SPLITS, *(split[::-1] for split in _SPLITS)])
         found: list[Jump] = []
-        for row, column in np.argwhere(unusual | (np.abs(1.5 * relatives - 1) <= 0.01)):
-            relative = float(relatives[row, column])
+        for row, column in np.argwhere(np.abs(np.log(relatives)) > _QUIET_FALL / 2):
+            relative, others = relatives[row, column], np.delete(relatives[row], column)
+            market = float(np.log(np.median(others))) if len(others) else 0.0
+            beyond = np.log(relative) - np.clip(market, -_LARGEST_MARKET_MOVE, _LARGEST_MARKET_MOVE)
+            traded = self._relative_volume(relatives[row : row + 2, column], row, column)
+            quiet = traded <= _MARKET_VOLUME_RATIO
+            if -(_QUIET_FALL if quiet else _UNUSUAL_FALL) < beyond < _UNUSUAL_RISE:
+                continue
             off = np.abs(relative * ratios[:, 0] / ratios[:, 1] - 1)
             one, other = ratios[off.argmin()].tolist()
             split = (one, other) if off.min() <= 0.05 else None
-            market = self._market_evidence(relatives[row : row + 2, column], row, column)
+            real = traded > _MARKET_VOLUME_RATIO and abs(beyond) < _IMPOSSIBLE_MOVE
+            evidence = f"{traded:.0f} times as much as usual was traded" if real else ""
             day = str(self.dates[row])
-            found.append(Jump(self.tickers[column], day, relative - 1, split, market))
+            found.append(Jump(self.tickers[column], day, float(relative - 1), split, evidence))
         return found
 
-    def _market_evidence(self, relatives: np.ndarray, row: int, column: int) -> str:
-        """Describe the volume of a move that the market made; an empty text if it did not.
+    def _relative_volume(self, relatives: np.ndarray, row: int, column: int) -> float:
+        """Return the money traded, relative to the usual; NaN if it is unknown or the move is an error.
 
         `relatives` are those of the move's day and of the next.
         """
         if self.volume is None or row < 20 or len(relatives) < 2:
-            return ""
+            return np.nan
         move, after = np.abs(np.log(relatives))
         usual = float(np.median(self.volume[max(row - 60, 0) : row, column]))
-        # After a split of 10:1 ten times as many units are traded for the same money.
-        money = float(self.volume[row, column] * min(relatives[0], 1.0))
         # An error is undone the next day, whatever the volume.
-        undone = abs(after - move) < 0.5 * move
-        if undone or not money > _MARKET_VOLUME_RATIO * usual > 0:
-            return ""
-        return f"{money / usual:.0f} times as much as usual was traded"
+        if abs(after - move) < 0.5 * move or not usual > 0:
+            return np.nan
+        # After a split of 10:1 ten times as many units are traded for the same money.
+        return float(self.volume[row, column] * min(relatives[0], 1.0)) / usual
 
     def values(self) -> np.ndarray:
         """All series as one array, (time, universe, channels)."""
@@ -313,6 +342,11 @@ def load_prices(path: str | Path) -> Prices:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         prices = _parse(_read_parquet(path) if parquet else _read_csv(path), str(path))
     gaps = np.diff(prices.dates)
+    if len(gaps) and np.median(gaps) > _LARGEST_MEDIAN_GAP:
+        raise InputError(
+            f"{path}: its dates are {np.median(gaps)} apart in the median; daily prices are needed, "
+            "because all numbers a year count 252 of them"
+        )
     if len(prices.dates) < _LEAST_DAYS or gaps.max() > _LARGEST_GAP:
         last = int(gaps.argmax()) if len(gaps) else 0
         raise InputError(
@@ -379,6 +413,7 @@ def _to_long(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     levels = [
         [str(name).strip() for name in columns.get_level_values(i)] for i in range(columns.nlevels)
     ]
+    _refuse_names([name for level in levels for name in level], source)
     tickers, fields = levels[0], ["close"] * len(columns)
     long = len(levels) == 1 and "ticker" in map(_field, tickers)
     if len(levels) > 1:
@@ -414,8 +449,18 @@ def _refuse_cells(column: Any, bad: Any, what: str, way_out: str, source: str) -
         )
 
 
+def _refuse_names(names: Iterable[str], source: str) -> None:
+    """Refuse names that break a line or that a spreadsheet would compute."""
+    for name in names:
+        if not name.isprintable() or name.startswith(("=", "+", "-", "@")):
+            raise InputError(
+                f"{source}: {name!r} is no ticker; write it in one line, and not with =, +, - or @ in "
+                "front, which a spreadsheet takes for a formula"
+            )
+
+
 def _days(column: Any, source: str) -> np.ndarray:
-    """Convert a column to datetime64[D]; times of day and offsets are the exchange's, and dropped."""
+    """Convert a column to datetime64[D]; offsets are the exchange's, and dropped."""
     text = column.fillna("").astype(str).str.strip()
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         days = column.dt.tz_localize(None)
@@ -423,7 +468,15 @@ def _days(column: Any, source: str) -> np.ndarray:
         iso = text.where(text.str.fullmatch(_ISO_DAY)).str[:10]
         days = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
     _refuse_cells(text, days.isna(), "no date", _EXPECTED, source)
-    return days.to_numpy().astype("datetime64[D]")
+    # 15:00 in UTC is midnight in Tokyo, of the next day.
+    later = text.str.contains(r"[T ](?!00:?(?:00)?(?::?00(?:\.0*)?)?(?:[Z +-]|$))")
+    way_out = "write the exchange's own day without a time, so that no zone can move it"
+    _refuse_cells(text, later, "a time of day", way_out, source)
+    found = days.to_numpy().astype("datetime64[D]")
+    # In some zones it is tomorrow already.
+    late = found > np.datetime64("today") + 1
+    _refuse_cells(text, late, "in the future", "correct the date, or leave out forecasts", source)
+    return found
 
 
 def _numbers(column: Any, source: str) -> np.ndarray:
@@ -446,6 +499,12 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
     days = _days(frame["date"], source)
     who = frame["ticker"].fillna("").astype(str).str.strip()
     _refuse_cells(who, who == "", "no ticker", "name the instrument", source)
+    _refuse_names(who.unique(), source)
+    if "currency" in frame:
+        currency = frame["currency"].fillna("").astype(str).str.strip()
+        changes = currency != currency.groupby(who).transform("first")
+        way_out = f"the currency of {who[changes].head(1).sum()} changes; convert all prices to one"
+        _refuse_cells(currency, changes, "another currency", way_out, source)
     twice = pd.DataFrame({"day": days, "who": who}).duplicated().to_numpy()
     way_out = "keep one row for each day"
     _refuse_cells(who + " " + days.astype(str), twice, "there twice", way_out, source)
@@ -471,15 +530,20 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
     for field, found in values.items():
         missing = np.isnan(found) & listed
         refuse(missing, f"missing values of {field}", "fill them in, or drop the ticker or the day")
-        wrong = (found <= 0) | np.isinf(found)
+        wrong = (found < _PRICE_RANGE[0]) | (found > _PRICE_RANGE[1])
         refuse(wrong, f"values of {field} that are no prices", "prices must be finite and > 0")
     close = values.get("adj close", values["close"])
     # Seconds since 1970, or finer: no price is as high.
     times = (~priced | (close > 1e8) & (close % 1 == 0)).all(0)
+    years = 1970 + calendar.astype("datetime64[Y]").astype(int)
+    times |= (~priced | (close == years[:, None])).all(0)
     refuse(times & priced, "values that count time", "drop the ticker")
     if "high" not in values:
         return Prices(calendar, tickers, close, volume=volume)
     upside_down = values["high"] < values["low"]
     refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
+    nearest = np.clip(values["close"], values["low"], values["high"])
+    outside = np.abs(values["close"] / nearest - 1) > _ROUNDING
+    refuse(outside, 'values of "close" above "high" or below "low"', "fix them")
     factor = close / values["close"]
     return Prices(calendar, tickers, close, values["high"] * factor, values["low"] * factor, volume)
