@@ -245,7 +245,7 @@ def certificates_simulated() -> str:
     rows = []
     for row in pd.read_csv(RESULTS / "certificates" / "simulated.csv").to_dict("records"):
         shares = (f"{100 * row[name]:.1f} %" for name in ("certified", "harmful"))
-        rows.append([row["gains"], row["block"], row["periods"], *shares])
+        rows.append([row["gains"], str(row["block"]), str(row["periods"]), *shares])
     return markdown_table(["gains", "block", "periods", "certified", "harmful"], rows)
 
 
