@@ -25,16 +25,20 @@ from apportion.certify.certificate import Gains
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "certificates"
-PATHS, PERIODS = 10_000, 400
+PATHS = 2000
 TRAINED = {
     "garage": "train charging",
     "market": "train portfolio --until 2018-12-31",
     "federation": "train federated --steps 60",
 }
 CERTIFIED = {
-    "charging, JPL": ("garage", "--against llf --site jpl"),
-    "charging, JPL, bound of 10 points": ("garage", "--against llf --site jpl --bound 0.1"),
+    "charging, JPL, single days": ("garage", "--against llf --site jpl --block 1"),
+    "charging, JPL, single days, bound of 10 points": (
+        "garage",
+        "--against llf --site jpl --block 1 --bound 0.1",
+    ),
     "charging, JPL, blocks of 5 days": ("garage", "--against llf --site jpl --block 5"),
+    "charging, JPL": ("garage", "--against llf --site jpl"),
     "charging, Caltech": ("garage", "--against llf --site caltech"),
     "portfolio": ("market", "--against lazy-crp"),
     "aggregation": ("federation", "--against fedavg"),
@@ -43,80 +47,140 @@ COLUMNS = [
     *("verdict", "decided", "start", "end", "period", "block"),
     *("bets", "bound", "mean", "lower", "upper", "clipped", "trust"),
 ]
-Draw = Callable[[np.random.Generator, int], np.ndarray]
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+"""Gains, paths by periods."""
 
 
 def clipped(gains: np.ndarray) -> np.ndarray:
     return np.clip(gains, -1, 1)
 
 
-def autocorrelated(rng, paths: int, persistence: float, deviation: float) -> np.ndarray:
-    noise = rng.normal(0, deviation * math.sqrt(1 - persistence**2), (PERIODS, paths))
-    before = persistence * rng.normal(0, deviation, (1, paths))
-    return clipped(lfilter([1.0], [1.0, -persistence], noise, axis=0, zi=before)[0].T)
+def noise(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return clipped(rng.normal(0, 0.3, shape))
 
 
-def reacting(rng: np.random.Generator, paths: int) -> np.ndarray:
+def autocorrelated(rng, shape, persistence: float, lag: int = 1, deviation: float = 0.4):
+    """A gain is `persistence` times the one `lag` periods before, and noise."""
+    before = lag * math.ceil(5 / (1 - persistence))
+    size = shape[0], before + shape[1]
+    shocks = rng.normal(0, deviation * math.sqrt(1 - persistence**2), size)
+    past = [1.0, *[0.0] * (lag - 1), -persistence]
+    return clipped(lfilter([1.0], past, shocks, axis=1)[:, before:])
+
+
+def slow(rng, shape, persistence: float) -> np.ndarray:
+    """Noise and a small component that lasts."""
+    return clipped(noise(rng, shape) + autocorrelated(rng, shape, persistence, deviation=0.1))
+
+
+def weekdays(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Each weekday has a level of its own for twenty weeks."""
+    levels = np.tile(rng.normal(0, 0.3, (shape[0], shape[1] // 140 + 1, 1, 7)), (1, 1, 20, 1))
+    return clipped(levels.reshape(shape[0], -1)[:, : shape[1]] + noise(rng, shape))
+
+
+def reacting(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     """A fair game that plays for more whenever the policy seems to be ahead."""
-    signs, found = rng.choice([-1.0, 1.0], (paths, PERIODS)), np.zeros((paths, PERIODS))
-    ahead = np.zeros(paths)
-    for n in range(PERIODS):
+    signs, found, ahead = rng.choice([-1.0, 1.0], shape), np.zeros(shape), np.zeros(shape[0])
+    for n in range(shape[1]):
         found[:, n] = signs[:, n] * np.where(ahead > 0, 1.0, 0.05)
         ahead += found[:, n]
     return found
 
 
-def days_of_garages(rng: np.random.Generator, paths: int) -> np.ndarray:
-    """Twenty garages a day that share the day's weather: their mean is the day's one gain."""
-    weather = rng.normal(0, 0.2, (paths, PERIODS))
-    garages = (clipped(weather + rng.normal(0, 0.2, weather.shape)) for _ in range(20))
-    return sum(garages, np.zeros_like(weather)) / 20
+def best_start(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """A record that begins where, in hindsight, the gains of as many periods begin to rise."""
+    paths, periods = shape
+    gains = noise(rng, (paths, 2 * periods))
+    first = 1 + np.cumsum(gains, axis=1)[:, :periods].argmin(1)
+    return gains[np.arange(paths)[:, None], first[:, None] + np.arange(periods)]
 
 
-def with_holes(rng: np.random.Generator, paths: int) -> np.ndarray:
-    gains = rng.uniform(-1, 1, (paths, PERIODS))
-    return np.where(rng.random((paths, PERIODS)) < 0.4, np.nan, gains)
+def with_holes(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return np.where(rng.random(shape) < 0.4, np.nan, rng.uniform(-1, 1, shape))
 
 
-NULLS: dict[str, tuple[Draw, int]] = {
-    "coins": (lambda rng, paths: rng.choice([-1.0, 1.0], (paths, PERIODS)), 1),
-    "bounded": (lambda rng, paths: rng.uniform(-1, 1, (paths, PERIODS)), 1),
-    "small": (lambda rng, paths: rng.uniform(-0.01, 0.01, (paths, PERIODS)), 1),
-    "heavy tails, clipped": (lambda rng, n: clipped(0.2 * rng.standard_t(2, (n, PERIODS))), 1),
-    "rare large losses": (lambda rng, n: np.where(rng.random((n, PERIODS)) < 0.02, -0.98, 0.02), 1),
-    "worse than nothing": (lambda rng, paths: rng.uniform(-1, 0.96, (paths, PERIODS)), 1),
-    "autocorrelated .5, in blocks of 5": (lambda rng, n: autocorrelated(rng, n, 0.5, 0.5), 5),
-    "autocorrelated .9, in blocks of 20": (lambda rng, n: autocorrelated(rng, n, 0.9, 0.5), 20),
-    "clustered": (days_of_garages, 1),
-    "missing": (with_holes, 3),
-    "reacting": (reacting, 1),
-}
-"""Gains without a mean, or with one below 0, and the block that they are bet on in."""
-UNBLOCKED: dict[str, tuple[Draw, int]] = {
-    f"autocorrelated .{tenths}, without blocks": (
-        partial(autocorrelated, persistence=tenths / 10, deviation=0.4),
+def crashes(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """One block in fifty loses all on every day."""
+    rare = rng.random((shape[0], shape[1] // 28 + 1)) < 0.02
+    return np.where(np.repeat(rare, 28, axis=1)[:, : shape[1]], -0.98, 0.02)
+
+
+def gaining(deviations: float) -> Draw:
+    """Gains of so many standard deviations of a block of 28."""
+    return lambda rng, shape: clipped(rng.normal(0.3 * deviations / math.sqrt(28), 0.3, shape))
+
+
+NULLS: dict[str, tuple[Draw, int, int]] = {
+    "independent, normal": (noise, 28, 1000),
+    "independent, normal, single": (noise, 1, 400),
+    "coins, single": (lambda rng, shape: rng.choice([-1.0, 1.0], shape), 1, 400),
+    "t(2), clipped": (lambda rng, shape: clipped(0.2 * rng.standard_t(2, shape)), 28, 1000),
+    "t(2), clipped, single": (lambda rng, n: clipped(0.2 * rng.standard_t(2, n)), 1, 400),
+    "rare large losses, single": (
+        lambda rng, shape: np.where(rng.random(shape) < 0.02, -0.98, 0.02),
         1,
+        400,
+    ),
+    "worse than nothing, single": (lambda rng, shape: rng.uniform(-1, 0.96, shape), 1, 400),
+    "missing": (with_holes, 28, 1000),
+    "reacting": (reacting, 28, 1000),
+    "best start in hindsight": (best_start, 28, 1000),
+    "drifting from below 0 to above": (
+        lambda rng, shape: clipped(noise(rng, shape) + np.linspace(-0.1, 0.1, shape[1])),
+        28,
+        1000,
+    ),
+    **{
+        f"AR(1) {persistence}": (partial(autocorrelated, persistence=persistence), 28, 1000)
+        for persistence in (0.3, 0.5, 0.7, 0.9, 0.95, 0.98)
+    },
+    **{
+        f"AR at lag {lag}, {persistence}": (
+            partial(autocorrelated, persistence=persistence, lag=lag),
+            28,
+            1000,
+        )
+        for lag in (2, 5, 7)
+        for persistence in (0.5, 0.9)
+    },
+    "slow component of AR .99": (partial(slow, persistence=0.99), 28, 1000),
+    "slow component of AR .99, longer": (partial(slow, persistence=0.99), 28, 2000),
+    "weekdays": (weekdays, 28, 1000),
+}
+"""Gains without a mean, or with one below 0; the block that they are bet on in, and their periods."""
+BROKEN: dict[str, tuple[Draw, int, int]] = {
+    "slow component of AR .997": (partial(slow, persistence=0.997), 28, 1000),
+    "slow component of AR .99 a week": (partial(slow, persistence=0.99), 13, 1000),
+    "whole blocks of losses, rarely": (crashes, 28, 4000),
+    "AR at lag 7, 0.9, single": (partial(autocorrelated, persistence=0.9, lag=7), 1, 400),
+    "AR at lag 7, 0.9, blocks of 5": (partial(autocorrelated, persistence=0.9, lag=7), 5, 400),
+}
+"""What the test of dependence does not see, by default or in blocks that are too short."""
+GAINED: dict[str, tuple[Draw, int, int]] = {
+    f"a gain of {deviations} deviations of a block, {blocks} blocks": (
+        gaining(deviations),
+        28,
+        28 * blocks,
     )
-    for tenths in (3, 7, 9)
+    for deviations, blocks in ((0.6, 36), (0.6, 60), (0.8, 36))
 }
-"""To be bet on one by one, as they should not be."""
-GAINED: dict[str, tuple[Draw, int]] = {
-    "mean 0.1, deviation 0.3": (lambda rng, n: clipped(rng.normal(0.1, 0.3, (n, PERIODS))), 1)
-}
+
+
+def verdicts(kind: str, paths: int) -> list[str]:
+    """The verdicts on so many paths; one that is reached stays, so this is stopping at the best moment."""
+    draw, block, periods = (NULLS | BROKEN | GAINED)[kind]
+    drawn = draw(np.random.default_rng(7), (paths, periods))
+    return [Gains(own, -1.0, 1.0).certify(block=block).verdict for own in drawn]
 
 
 def simulated() -> pd.DataFrame:
-    """How many paths of each kind are certified at their best moment, and when half of them are."""
+    """How many paths of each kind are certified or called harmful at any time."""
     rows = []
-    for kind, (draw, block) in (NULLS | UNBLOCKED | GAINED).items():
-        when = []
-        for own in draw(np.random.default_rng(7), PATHS):
-            made = Gains(own, -1.0, 1.0).certify(block=block)
-            won = made.decided is not None and made.verdict == "certified"
-            when.append(made.ends[made.decided] + 1 if won else np.inf)
-        share, half = float(np.isfinite(when).mean()), float(np.median(when))
-        row = {"gains": kind, "block": block, "paths": PATHS, "periods": PERIODS}
-        row |= {"certified": round(share, 4), "half_after": half if half < np.inf else None}
+    for kind, (_, block, periods) in (NULLS | BROKEN | GAINED).items():
+        found = verdicts(kind, PATHS)
+        row = {"gains": kind, "block": block, "paths": PATHS, "periods": periods}
+        row |= {name: found.count(name) / PATHS for name in ("certified", "harmful")}
         rows.append(row)
         print(rows[-1], flush=True)
     return pd.DataFrame(rows)

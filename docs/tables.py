@@ -241,12 +241,12 @@ def certificates() -> str:
 
 
 def certificates_simulated() -> str:
-    """How often gains of known mean are certified."""
+    """How often gains of known mean are certified, or called harmful."""
     rows = []
     for row in pd.read_csv(RESULTS / "certificates" / "simulated.csv").to_dict("records"):
-        after = "" if pd.isna(row["half_after"]) else f"{row['half_after']:.0f} periods"
-        rows.append([row["gains"], f"{100 * row['certified']:.1f} %", after])
-    return markdown_table(["gains", "certified", "half of them after"], rows)
+        shares = (f"{100 * row[name]:.1f} %" for name in ("certified", "harmful"))
+        rows.append([row["gains"], str(row["block"]), str(row["periods"]), *shares])
+    return markdown_table(["gains", "block", "periods", "certified", "harmful"], rows)
 
 
 RIVALS = ("FedAvg", "FedAvgM", "gradient shares, momentum")

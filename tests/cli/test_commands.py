@@ -65,7 +65,8 @@ def test_a_trained_garage_is_certified_over_least_laxity_first(tmp_path):
     folder = tmp_path / "run"
     train = ("train", "charging", *settings.split(), "--hidden", 12, "--chunk", 100)
     one_object(apportion(*train, "--out", folder, "--json"))
-    some = ("certify", folder, "--against", "llf", "--site", "jpl", "--tasks", 4, "--json")
+    asked = ("certify", folder, "--against", "llf", "--site", "jpl", "--tasks", 4, "--block", 1)
+    some = (*asked, "--json")
     found = one_object(apportion(*some, "--out", tmp_path / "found"))
     assert found["verdict"] == "certified"
     assert 0 < found["lower"] < found["mean"] < found["upper"]
@@ -73,8 +74,8 @@ def test_a_trained_garage_is_certified_over_least_laxity_first(tmp_path):
     sessions = read_sessions()
     until = sessions[sessions.arrival < pd.Timestamp(found["decided"]) + pd.Timedelta(days=1)]
     until.to_csv(tmp_path / "then.csv", index=False)
-    asked = ("--data", tmp_path / "then.csv", "--out", tmp_path / "then")
-    then = one_object(apportion(*some, *asked))
+    later = ("--data", tmp_path / "then.csv", "--out", tmp_path / "then")
+    then = one_object(apportion(*some, *later))
     assert (then["verdict"], then["decided"]) == ("certified", found["decided"])
     early, table = (pd.read_csv(tmp_path / name / "certificate.csv") for name in ("then", "found"))
     # A gain is a difference of shares in single precision: near 0 it is known to some units of that, and

@@ -89,7 +89,9 @@ class ToyDomain(IrrigationDomain):
     def gains(self, source, against, options):
         if against != "chance":
             raise InputError(f"there is no baseline {against!r}; choose chance")
-        return Gains(np.full(options.weeks, 0.5), -1.0, 1.0, baseline=against, period="week")
+        return Gains(
+            np.full(options.weeks, 0.5), -1.0, 1.0, baseline=against, period="week", block=1
+        )
 
     def check(self, options):
         read_toys(options.toys)

@@ -3,8 +3,8 @@
 A gambler starts with 1 and stakes a part f of it on every gain g_n >= low, against "the mean is at most
 m": K_n(m) = K_{n-1}(m) (1 + f (g_n - m) / (m - low)). Where that is true the game is fair or worse, and
 the wealth ever reaches c with probability at most 1/c, however often one looks (Ville). The money is
-spread over several stakes, so that those which have won weigh more in the next bet: a bet that only
-the past decides. A second gambler bets the other way; a mean m at which either has 2/alpha is out.
+spread over several stakes, and those which have won weigh more in the next bet: a bet that only the past
+decides. A second gambler bets the other way; a mean m at which either has 2/alpha is out.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ import numpy as np
 
 _STAKES = 0.95 * 0.5 ** np.arange(6)
 """The stakes f; all below 1, so that no single loss ends a game."""
+_SHARES = _STAKES / _STAKES.sum()
+"""The part of the money on each stake: most on the largest, for means of blocks are small."""
 _MEANS = 1000
 """Means tried between the ends of the range; 0 is tried besides."""
 
@@ -23,13 +25,13 @@ def log_wealth(gains: np.ndarray, mean: float | np.ndarray, low: float) -> np.nd
     For the bet that it is below: `log_wealth(-gains, -mean, -high)`. Of several means, a row each.
 
     >>> np.exp(log_wealth(np.array([0.5, -0.5]), 0.0, -1.0)).round(3).tolist()
-    [1.156, 0.95]
+    [1.322, 0.869]
     """
     mean = np.asarray(mean, float)[..., None]
     odds = (np.asarray(gains, float) - mean) / (mean - low)
     each = np.cumsum(np.log1p(_STAKES * odds[..., None]), axis=-2)
     most = each.max(-1)
-    return most + np.log(np.exp(each - most[..., None]).mean(-1))
+    return most + np.log((_SHARES * np.exp(each - most[..., None])).sum(-1))
 
 
 def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
@@ -41,12 +43,12 @@ def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
     The wealth K_n is kept from growing beyond 1/alpha, so that trust can be lost as soon as won.
 
     >>> trust(np.repeat([0.5, -0.5], [12, 9]), -1.0, 0.05)[[4, 11, 20]].round(2).tolist()
-    [0.31, 1.0, 0.0]
+    [0.51, 1.0, 0.0]
     """
-    each, shares = np.zeros(len(_STAKES)), []
+    each, shares = np.log(_SHARES), []
     for gain in gains:
         each = each + np.log1p(_STAKES * gain / -low)
-        wealth = np.logaddexp.reduce(each) - np.log(len(_STAKES))
+        wealth = np.logaddexp.reduce(each)
         beyond = max(wealth + np.log(alpha), 0.0)
         each = each - beyond
         shares.append((wealth - beyond) / -np.log(alpha))

@@ -418,7 +418,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
         *,
         against: Annotated[str, Parameter(metavar="NAME")],
         alpha: float = 0.05,
-        block: int = 1,
+        block: int | None = None,
         out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
         force: bool = False,
         json: Json = False,
@@ -442,7 +442,8 @@ def make_certify(arguments: Sequence[str]) -> Command:
         alpha
             How likely a wrong verdict may be, between 0 and 1.
         block
-            Consecutive periods whose mean is one bet, for gains that are autocorrelated.
+            Consecutive periods whose mean is one bet, because gains of neighbouring periods depend on each
+            other; by default 28 days, 13 weeks, 5 rounds or 1 federation.
         out
             Folder for the certificate: JSON, a table and a plot; by default the run's, whose earlier
             certificate it replaces.
@@ -454,7 +455,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
         bound = getattr(own, "bound", None)
         if not 0 < alpha < 1:
             raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
-        if block < 1:
+        if block is not None and block < 1:
             raise InputError(f"--block is {block}; it must be at least 1 period")
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")

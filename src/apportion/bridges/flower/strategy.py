@@ -560,14 +560,14 @@ class LearnedAggregation(GuardedFedAvg):
         """Gains of the policy's model over FedAvg's in each round, in the probability of the right answer.
 
         They are measured on the samples kept from the policy, the same in every round.
-        `strategy.gains().certify(block=5)` tests whether the policy is better on them.
+        `strategy.gains().certify()` tests, in blocks of 5 rounds, whether the policy is better on them.
         """
         return round_gains(self._memory.gains, self.max_gain)
 
     @property
     def trust(self) -> float:
         """Weight of the policy in the next model, in [0, 1]; 1 without `alpha`."""
-        return 1.0 if self.alpha is None else self.gains().certify(alpha=self.alpha).trust
+        return 1.0 if self.alpha is None else self.gains().certify(alpha=self.alpha, block=1).trust
 
     def _begin(self) -> None:
         """Start with an empty memory, or resume from the checkpoint."""

@@ -123,7 +123,9 @@ def round_gains(values: "Sequence[float] | np.ndarray", max_gain: float = MAX_GA
     from apportion.certify.certificate import Gains
 
     given = np.asarray(values, float)
-    return Gains.within(given, max_gain, baseline=_FEDAVG, period="round", unit="the right answer")
+    return Gains.within(
+        given, max_gain, baseline=_FEDAVG, period="round", unit="the right answer", block=5
+    )
 
 
 def _kept_gains(path: Path, against: str, max_gain: float) -> "Gains":

@@ -283,4 +283,5 @@ def weekly_gains(
         baseline=against,
         period="week",
         unit="log growth a week",
+        block=13,
     )
