@@ -244,8 +244,8 @@ class Controller:
             offer of a station that is absent from the list.
         """
         warnings: list[str] = []
-        time, capacity, cars, silent, fixed = self._read(now, warnings)
-        capacity = min(capacity, float(self.limits[0]))
+        time, stated, cars, silent, fixed = self._read(now, warnings)
+        capacity = min(stated, float(self.limits[0]))
         hours = 0.0 if self._time is None else (time - self._time).total_seconds() / 3600
         self._meet(cars, silent)
         self._learn(cars, hours if 0 < hours <= _LONGEST_GAP_HOURS else 0.0)
@@ -260,7 +260,7 @@ class Controller:
         self._known = replace(self._known, offered_a=_single(offered))
         fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
         answer = np.where(silent, np.where(fits, reserved, 0.0), amperes)
-        self._time, self.seen, self.capacity_kw = time, cars, capacity
+        self._time, self.seen, self.capacity_kw = time, cars, stated
         if self._path is not None:
             try:
                 write_json(self._path, self.state())

@@ -160,7 +160,7 @@ class Service:
         row = {
             "time": self.last,
             "offered_kw": round(sum(offers.allocation_kw.values()), 3),
-            "capacity_kw": round(self.controller.capacity_kw, 3),
+            "capacity_kw": self._capacity_kw(),
             "drawn_kw": round(sum(drawn), 3) if drawn else None,
         }
         self._history.append(row)
@@ -173,8 +173,7 @@ class Service:
         stations = [self._station(name, amperes_of.get(name, 0)) for name in site.stations]
         amperes = np.array([station["offered_a"] for station in stations], float)
         used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
-        most = self.limits.in_force().round(3).tolist()
-        most[0] = min(most[0], round(self.controller.capacity_kw, 3))
+        most = [self._capacity_kw(), *self.limits.in_force()[1:].round(3).tolist()]
         limits = [
             {"name": name, "used": used[n], "limit": most[n], "unit": "A" if n else "kW"}
             | self.limits.describe(name)
@@ -200,6 +199,10 @@ class Service:
             "warnings": warnings,
             "history": list(self._history),
         }
+
+    def _capacity_kw(self) -> float:
+        stated, live = self.controller.capacity_kw, self.limits.in_force()[0]
+        return round(min(stated, float(live)), 3)
 
     def _station(self, name: str, amperes: float) -> dict[str, Any]:
         station, car = self.controller.site.stations[name], self.controller.seen.get(name)
