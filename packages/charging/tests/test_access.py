@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import ssl
@@ -13,6 +14,10 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -23,7 +28,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from apportion_charging.limits import LiveLimits
-from apportion_charging.site import Branch, Site, Station
+from apportion_charging.site import Branch, Site
 from cli.command import apportion as command
 from cli.command import assert_refused
 
@@ -349,3 +354,54 @@ def test_trust_by_hand_overrides_the_certificate_and_says_so(run, tmp_path):  # 
             state = ask(found["ports"][0], "GET", "/state")[1]
             assert (state["trust"], why in state["why"]) == (expected, True)
             assert state["why"] in found["said"]
+
+
+class Citrine(BaseHTTPRequestHandler):
+    """CitrineOS's two interfaces, as far as the example uses them: GraphQL and the message API."""
+
+    transactions, sent, success = [], [], True
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        url = urlsplit(self.path)
+        if url.path == "/v1/graphql":
+            answer = {"data": {"Transactions": self.transactions}}
+        else:
+            assert url.path == "/ocpp/1.6/smartcharging/setChargingProfile"
+            period = body["csChargingProfiles"]["chargingSchedule"]["chargingSchedulePeriod"]
+            self.sent.append((parse_qs(url.query)["identifier"][0], period[0]["limit"]))
+            answer = [{"success": self.success}]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_example_shares_power_among_the_cars_of_another_central_system(garage):
+    adapter = runpy.run_path(Path(__file__).parents[3] / "examples" / "ocpp_backend.py")
+    begun = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - 600))
+
+    def car(name, number):
+        usual = {"startTime": begun, "totalKwh": 1.5}
+        return {"stationId": name, "transactionId": number, **usual}
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Citrine) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        at, in_force = f"http://127.0.0.1:{server.server_port}", {}
+        given = (at, f"{at}/v1/graphql", f"http://127.0.0.1:{garage}", TOKEN, in_force)
+        body = {"limits": {"feeder": {"a": 12}, "north": {"a": 32}}, "ttl_s": 60}
+        assert ask(garage, "POST", "/limits", body)[0] == 200
+        Citrine.transactions = [car("P00", "7")]
+        adapter["share_power"](*given)
+        assert Citrine.sent == [("P00", 12)]
+        Citrine.transactions = [car("B", "8"), car("P00", "7")]
+        adapter["share_power"](*given)
+        assert [name for name, _ in Citrine.sent[1:]] == ["P00", "B"]
+        assert sum(in_force.values()) <= 12
+        before, Citrine.success = dict(in_force), False
+        ask(garage, "POST", "/limits", {"limits": {"feeder": {"a": 0}}, "ttl_s": 60})
+        adapter["share_power"](*given)
+        assert in_force == before
+        server.shutdown()
