@@ -29,7 +29,7 @@ from apportion.runs.runner import JobResult, finish
 from apportion_charging.access import Access
 from apportion_charging.controller import Controller
 from apportion_charging.problem import CHANNELS
-from apportion_charging.serve import Service, _CertificateGate, _run_service
+from apportion_charging.serve import Service, _bind, _CertificateGate, _run_service
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import Branch, Site, Station
 from cli.command import apportion as command
@@ -291,6 +291,11 @@ async def one_car(port, ocpp):
         assert shown["stations"][0]["requested_kwh"] == 7
         assert (await asyncio.to_thread(ask, f"{address}/health"))[0] == 200
         listening.cancel()
+
+
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_header():
+    with _bind("127.0.0.1", 0, "--port") as opened:
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_port_in_use_and_a_missing_extra_are_refused_in_a_sentence(run, monkeypatch):

@@ -125,7 +125,7 @@ class _ChargingDomain(Domain):
         "backtest runs/garage --sessions sessions.csv --site north --capacity 0.2",
         "certify runs/garage --against llf --data sessions.csv --site north",
         "allocate runs/garage --now now.json",
-        "serve runs/garage --site site.toml --ocpp 9000 --state state.json",
+        "serve runs/garage --site site.toml --state state.json",
         "check --sessions sessions.csv",
     )
 

@@ -513,7 +513,10 @@ async def _live(
 
 def _bind(host: str, port: int, option: str) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        opened = socket.create_server((host, port))
+        # asyncio sets it only on sockets made with IPPROTO_TCP; without it an answer waits 40 ms.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise InputError(
