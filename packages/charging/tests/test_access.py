@@ -272,7 +272,7 @@ def test_charge_points_without_passwords_are_refused_unless_opened(run, tmp_path
     site = run.parent / "site.toml"
     given = ("serve", run, "--site", site, "--port", 0, "--ocpp", 0, "--ocpp-passwords", other)
     assert "other.toml: Z: give the password" in command(*given).stderr
-    assert_refused(command(*given, "--ocpp-cert", other), "--ocpp-key")
+    assert "--ocpp-key" in command(*given, "--ocpp-cert", other).stderr
 
 
 def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):  # noqa: F811

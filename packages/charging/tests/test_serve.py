@@ -26,7 +26,6 @@ import apportion_charging
 from apportion.policy import Pooled
 from apportion.runs.folder import Run
 from apportion.runs.runner import JobResult, finish
-from apportion_charging.access import Access
 from apportion_charging.controller import Controller
 from apportion_charging.problem import CHANNELS
 from apportion_charging.serve import Service, _bind, _CertificateGate, _run_service
@@ -82,9 +81,10 @@ def serving(controller, folder):
     site = controller.site
     gate = _CertificateGate(folder / "certificate.json", site, "llf", 1.0)
     service = Service(controller, gate, every=1.0)
+    service.token = TOKEN
     opened = socket.create_server(("127.0.0.1", 0))
     stop, loop = asyncio.Event(), asyncio.new_event_loop()
-    running = _run_service(service, opened, None, stop, Access(TOKEN))
+    running = _run_service(service, opened, None, stop)
     thread = threading.Thread(target=lambda: loop.run_until_complete(running))
     thread.start()
     try:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from apportion.errors import InputError, first_line, reading
@@ -32,20 +34,14 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _log = logging.getLogger("apportion.charging")
 
 
-class Refusal(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, reason: str):
-        super().__init__(reason)
-        self.status = status
-
-    def response(self) -> Response:
-        """Return the answer."""
-        return JSONResponse({"error": str(self)}, self.status)
+async def answer_refusal(request: Request, error: Exception) -> Response:
+    """Return the reason of an HTTPException as JSON."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-class Access:
-    """The rules for requests.
+class Guard:
+    """ASGI middleware that refuses foreign hosts and origins, and writes without token or JSON.
 
     Parameters
     ----------
@@ -55,26 +51,34 @@ class Access:
         Names by which clients may call the server, beside localhost and the address they connect to.
     """
 
-    def __init__(self, token: str, hosts: Iterable[str] = ()):
-        self._token = token.encode()
-        self._hosts = {host.lower() for host in (*_LOCAL_HOSTS, *hosts)}
+    def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str] = ()):
+        self._app, self._token = app, token.encode()
+        self._hosts = {host.lower() for host in hosts}
 
-    def check(self, request: Request) -> None:
-        """Raise a Refusal for a foreign host or origin, and for a write without token or JSON."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the header of a request before the application reads it."""
+        try:
+            self._check(Request(scope))
+        except HTTPException as error:
+            await (await answer_refusal(Request(scope), error))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _check(self, request: Request) -> None:
         host = request.headers.get("host", "")
         own = request.scope.get("server") or ("",)
-        if _hostname(f"//{host}") not in self._hosts | {own[0]}:
-            raise Refusal(403, "this host name is not allowed; see --allowed-hosts")
-        if is_foreign(request.headers.get("origin"), host, self._hosts - set(_LOCAL_HOSTS)):
-            raise Refusal(403, "requests from the pages of other sites are refused")
+        if _hostname(f"//{host}") not in self._hosts.union(_LOCAL_HOSTS, own[:1]):
+            raise HTTPException(403, "this host name is not allowed; see --allowed-hosts")
+        if is_foreign(request.headers.get("origin"), host, self._hosts):
+            raise HTTPException(403, "requests from the pages of other sites are refused")
         if request.method in ("GET", "HEAD"):
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token):
-            raise Refusal(401, "a write needs the header Authorization: Bearer TOKEN")
+            raise HTTPException(401, "a write needs the header Authorization: Bearer TOKEN")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refusal(415, "send application/json")
+            raise HTTPException(415, "send application/json")
 
 
 def _hostname(address: str) -> str | None:
@@ -105,19 +109,19 @@ async def read_body(request: Request) -> dict[str, Any]:
             async for part in request.stream():
                 body += part
                 if len(body) > _MAX_BODY_BYTES:
-                    raise Refusal(413, "more than a megabyte; give one garage")
+                    raise HTTPException(413, "more than a megabyte; give one garage")
     except TimeoutError:
-        raise Refusal(408, "the body took too long") from None
+        raise HTTPException(408, "the body took too long") from None
     except ClientDisconnect:
         _log.info("a client left during its request")
-        raise Refusal(400, "the body is not complete") from None
+        raise HTTPException(400, "the body is not complete") from None
     try:
         now = json.loads(body)
     except (ValueError, RecursionError) as error:
         reason = f"not JSON ({first_line(error)}); see the page on charging"
-        raise Refusal(400, reason) from None
+        raise HTTPException(400, reason) from None
     if not isinstance(now, dict):
-        raise Refusal(400, "not a JSON object; see the page on charging")
+        raise HTTPException(400, "not a JSON object; see the page on charging")
     return now
 
 
@@ -127,10 +131,12 @@ def check_size(now: Mapping[str, Any], stations: Collection[str], fields: Iterab
     if not isinstance(listed, list):
         return
     if len(listed) > len(stations) + _MAX_UNKNOWN:
-        raise Refusal(400, f"{len(listed)} stations are listed, and the site has {len(stations)}")
+        raise HTTPException(
+            400, f"{len(listed)} stations are listed, and the site has {len(stations)}"
+        )
     given = {field for station in listed if isinstance(station, dict) for field in station}
     if len(given.difference(fields)) > _MAX_UNKNOWN:
-        raise Refusal(400, "too many unknown fields; see the page on charging")
+        raise HTTPException(400, "too many unknown fields; see the page on charging")
 
 
 class HttpConnection(H11Protocol):

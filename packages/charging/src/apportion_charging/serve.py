@@ -7,6 +7,7 @@ read before each decision and sets the trust in the policy; each change is logge
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import ssl
 import time
@@ -22,19 +23,20 @@ from typing import Any
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from apportion.errors import InputError, first_line
 from apportion.report.page import PLOTLY_FILE, Part, Section, page, read_plotly_script
 from apportion.runs.signals import listening
 from apportion_charging.access import (
     MAX_CONNECTIONS,
-    Access,
+    Guard,
     HttpConnection,
-    Refusal,
+    answer_refusal,
     check_size,
     find_token,
     make_tls,
@@ -104,16 +106,14 @@ class _CertificateGate:
 class Service:
     """A controller, its certificate gate, and a history of its decisions."""
 
-    def __init__(
-        self,
-        controller: Controller,
-        gate: _CertificateGate,
-        *,
-        every: float,
-        limits: LiveLimits | None = None,
-    ):
+    def __init__(self, controller: Controller, gate: _CertificateGate, *, every: float):
         self.controller, self.gate, self.every = controller, gate, every
-        self.limits = limits or LiveLimits(controller.site)
+        self.limits = LiveLimits(controller.site)
+        self.token = secrets.token_urlsafe()
+        """What writes need."""
+        self.hosts: tuple[str, ...] = ()
+        """Names by which clients may call the server, beside localhost."""
+        self.tls: ssl.SSLContext | None = None
         self.points: ChargePoints | None = None
         self.offers: PowerOffers | None = None
         self.decided: Counter[str] = Counter()
@@ -127,7 +127,6 @@ class Service:
         self._wiring = controller.site.wiring()
         self._said: set[str] = set()
         controller.trust = gate.look()
-        self.apply_limits()
 
     def apply_limits(self) -> bool:
         """Pass the limits in force to the controller; return whether they have changed."""
@@ -294,7 +293,7 @@ def _label(name: str, text: str) -> str:
     return f'{{{name}="{written}"}}'
 
 
-def application(service: Service, access: Access) -> ASGIApp:
+def application(service: Service) -> Starlette:
     """Create the HTTP application."""
 
     async def allocate(request: Request) -> Response:
@@ -309,7 +308,7 @@ def application(service: Service, access: Access) -> ASGIApp:
         try:
             service.limits.set(await read_body(request))
         except InputError as error:
-            raise Refusal(400, str(error)) from None
+            raise HTTPException(400, str(error)) from None
         if service.points is not None:
             await service.points.decide_and_send()
         return JSONResponse({"limits": service.state()["limits"]})
@@ -336,11 +335,7 @@ def application(service: Service, access: Access) -> ASGIApp:
         headers = {"Cache-Control": "max-age=86400"}
         return Response(plotly, media_type="text/javascript", headers=headers)
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refusal)
-        return error.response()
-
-    app = Starlette(
+    return Starlette(
         routes=[
             Route("/", home),
             Route(f"/{PLOTLY_FILE}", plotly_script),
@@ -350,18 +345,9 @@ def application(service: Service, access: Access) -> ASGIApp:
             Route("/health", health),
             Route("/metrics", metrics),
         ],
-        exception_handlers={Refusal: refused},
+        exception_handlers={HTTPException: answer_refusal},
+        middleware=[Middleware(Guard, service.token, service.hosts)],
     )
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            access.check(Request(scope))
-        except Refusal as error:
-            await error.response()(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return guarded
 
 
 @dataclass(frozen=True)
@@ -415,16 +401,11 @@ async def _watch_limits(service: Service) -> None:
 
 
 async def _run_service(
-    service: Service,
-    http: socket.socket,
-    ocpp: socket.socket | None,
-    stop: asyncio.Event,
-    access: Access,
-    tls: ssl.SSLContext | None = None,
+    service: Service, http: socket.socket, ocpp: socket.socket | None, stop: asyncio.Event
 ) -> None:
     """Serve until `stop` is set."""
     config = uvicorn.Config(
-        application(service, access),
+        application(service),
         http=HttpConnection,
         backlog=MAX_CONNECTIONS // 2,
         limit_concurrency=MAX_CONNECTIONS,
@@ -441,7 +422,7 @@ async def _run_service(
     tasks = [answering, asyncio.create_task(stop.wait()), watching]
     async with AsyncExitStack() as listeners:
         if ocpp is not None and service.points is not None:
-            await listeners.enter_async_context(service.points.listen(sock=ocpp, ssl=tls))
+            await listeners.enter_async_context(service.points.listen(sock=ocpp, ssl=service.tls))
             tasks.append(asyncio.create_task(service.points.run()))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -462,13 +443,12 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
             "--ocpp needs the charge points' passwords: give --ocpp-passwords FILE.toml, or --ocpp-open in "
             "a network of their own"
         )
-    tls = make_tls(options.ocpp_cert, options.ocpp_key)
     with (
         _bind(options.host, options.port, "--port") as http,
         nullcontext() if ocpp_port is None else _bind(options.host, ocpp_port, "--ocpp") as ocpp,
         _logged(),
     ):
-        decisions = asyncio.run(_live(make(), folder, options, http, ocpp, tls))
+        decisions = asyncio.run(_live(make(), folder, options, http, ocpp))
     kept = f"; the controller's state is in {options.state}" if options.state else ""
     return f"stopped after {decisions} decisions{kept}"
 
@@ -479,7 +459,6 @@ async def _live(
     options: ChargingServeOptions,
     http: socket.socket,
     ocpp: socket.socket | None,
-    tls: ssl.SSLContext | None,
 ) -> int:
     """Serve until a signal comes; return the number of decisions."""
     site = controller.site
@@ -489,17 +468,19 @@ async def _live(
     by_hand = options.trust is not None
     gate = _CertificateGate(certificate, site, options.baseline, default, by_hand)
     state = options.state
-    limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
-    service = Service(controller, gate, every=every, limits=limits)
+    service = Service(controller, gate, every=every)
+    service.limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
     kept = folder / "serve.token" if state is None else state.with_suffix(".token")
-    access = Access(find_token(options.token_file, kept), (*options.allowed_hosts, options.host))
+    service.token = find_token(options.token_file, kept)
+    service.hosts = (*options.allowed_hosts, options.host)
+    service.tls = make_tls(options.ocpp_cert, options.ocpp_key)
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is not None:
         kept = options.state and options.state.with_suffix(".ocpp.json")
         points = service.points = ChargePoints(site, service.decide, every=every, path=kept)
         if options.ocpp_passwords is not None:
             points.passwords = read_passwords(options.ocpp_passwords, points.charge_points)
-        scheme = "ws" if tls is None else "wss"
+        scheme = "ws" if service.tls is None else "wss"
         _log.info("charge points connect to %s://%s/ocpp/ID", scheme, _address(ocpp))
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -507,7 +488,7 @@ async def _live(
         loop.call_soon_threadsafe(stop.set)
 
     with listening(leave):
-        await _run_service(service, http, ocpp, stop, access, tls)
+        await _run_service(service, http, ocpp, stop)
     return service.decided.total()
 
 
