@@ -63,6 +63,7 @@ def test_a_companys_export_is_read_as_the_tutorial_says(tmp_path, monkeypatch):
 def test_every_command_of_the_tutorial_works(tmp_path, monkeypatch):
     pytest.importorskip("uvicorn")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("APPORTION_TOKEN", raising=False)
     page = PAGE.read_text(encoding="utf-8")
     for port in ("8080", "9000"):
         with socket.create_server(("127.0.0.1", 0)) as free:

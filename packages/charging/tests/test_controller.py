@@ -17,7 +17,7 @@ from live_garage import KINDS, Stay, check_limits, play, stays_of
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion_charging.controller import _FIELDS, Controller
+from apportion_charging.controller import FIELDS, Controller
 from apportion_charging.days import Days
 from apportion_charging.domain import DOMAIN, ChargingAllocateOptions
 from apportion_charging.forecasts import Predictor, add_forecasts
@@ -153,7 +153,7 @@ ODD = st.sampled_from(
      "2021-10-31 02:30", "2021-03-28 02:30", 10**400, b"x"]
 )  # fmt: skip
 # Who does not listen keeps to no limit.
-FIELD = st.sampled_from([*(name for name in _FIELDS if name != "fixed_a"), "colour", 5])
+FIELD = st.sampled_from([*(name for name in FIELDS if name != "fixed_a"), "colour", 5])
 
 
 @st.composite

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -27,13 +28,15 @@ from apportion.runs.folder import Run
 from apportion.runs.runner import JobResult, finish
 from apportion_charging.controller import Controller
 from apportion_charging.problem import CHANNELS
-from apportion_charging.serve import Service, _CertificateGate, _run_service
+from apportion_charging.serve import Service, _bind, _CertificateGate, _run_service
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import Branch, Site, Station
 from cli.command import apportion as command
 from cli.command import assert_refused
 from report.test_report import browser, emulate, errors, wait  # noqa: F401
 
+TOKEN = os.environ["APPORTION_TOKEN"] = "a token of the tests"
+HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
 HOSTILE = "<img src=x onerror=alert(1)>"
 SITE = Site(
     {
@@ -78,11 +81,11 @@ def serving(controller, folder):
     site = controller.site
     gate = _CertificateGate(folder / "certificate.json", site, "llf", 1.0)
     service = Service(controller, gate, every=1.0)
+    service.token = TOKEN
     opened = socket.create_server(("127.0.0.1", 0))
     stop, loop = asyncio.Event(), asyncio.new_event_loop()
-    thread = threading.Thread(
-        target=lambda: loop.run_until_complete(_run_service(service, opened, None, stop))
-    )
+    running = _run_service(service, opened, None, stop)
+    thread = threading.Thread(target=lambda: loop.run_until_complete(running))
     thread.start()
     try:
         yield f"http://127.0.0.1:{opened.getsockname()[1]}", service
@@ -104,7 +107,7 @@ def ask(address, body=None):
     """Status and text of an answer."""
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        with urlopen(Request(address, data=data), timeout=10) as answer:
+        with urlopen(Request(address, data=data, headers=HEADERS), timeout=10) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as refused:
         return refused.code, refused.read().decode()
@@ -248,7 +251,9 @@ def test_the_certificate_decides_on_trust_while_it_runs_and_why_is_said(tmp_path
 
 def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):
     state = tmp_path / "state.json"
-    options = f"--site {run.parent / 'site.toml'} --port 0 --ocpp 0 --every 2 --state {state}"
+    options = (
+        f"--site {run.parent / 'site.toml'} --port 0 --ocpp 0 --ocpp-open --every 2 --state {state}"
+    )
     given = [sys.executable, "-m", "apportion", "serve", str(run), *options.split()]
     with subprocess.Popen(
         given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -288,11 +293,16 @@ async def one_car(port, ocpp):
         listening.cancel()
 
 
+def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_header():
+    with _bind("127.0.0.1", 0, "--port") as opened:
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_port_in_use_and_a_missing_extra_are_refused_in_a_sentence(run, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         assert_refused(command("serve", run, "--port", port), f"--port {port}: cannot listen")
-        given = ("serve", run, "--port", 0, "--ocpp", port)
+        given = ("serve", run, "--port", 0, "--ocpp-open", "--ocpp", port)
         assert_refused(command(*given), f"--ocpp {port}: cannot listen", "choose another")
     assert_refused(command("serve", run, "--port", 0, "--every", -1), "--every is -1")
     assert_refused(command("serve", run, "--port", 70000), "--port 70000: cannot listen")

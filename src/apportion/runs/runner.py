@@ -33,6 +33,7 @@ from apportion.training import Chunk, OnChunk
 
 _SAVE_INTERVAL_RATIO = 20.0
 """A save is due after this many times the seconds the last one took."""
+_REPORT_SECONDS = 1.0
 _MAX_PLOTTED_TASKS = 1000
 """Probabilities over time are saved for at most this many tasks."""
 
@@ -188,7 +189,9 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
 
         choose = prepared.choose
         chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)
-        outcome = prepared.train(_Recorder(run, progress, stop), resume, *chosen)
+        recorder = _Recorder(run, progress, stop)
+        with _reporting_tests(recorder):
+            outcome = prepared.train(recorder, resume, *chosen)
         progress.stage("saving")
         finish(run, outcome)
     return outcome
@@ -202,6 +205,8 @@ class _Recorder:
     progress: Progress
     stop: _StopRequest
     save_due: float = 0.0
+    trained: float | None = None
+    """When the last step was done."""
 
     def __call__(self, chunk: Chunk) -> bool:
         self.run.write_rows("metrics", chunk.step, chunk.metrics)
@@ -217,6 +222,8 @@ class _Recorder:
             now = time.monotonic()
             self.save_due = now + _SAVE_INTERVAL_RATIO * (now - start)
         self.progress.training(TrainingStatus.of(chunk))
+        if chunk.step >= chunk.steps:
+            self.trained = time.monotonic()
         # After the last step too: what follows, such as a backtest, may take longer than training.
         if self.stop.requested:
             raise Stopped(
@@ -224,6 +231,26 @@ class _Recorder:
                 f"`apportion resume {self.run.folder}`"
             )
         return False
+
+
+@contextmanager
+def _reporting_tests(recorder: _Recorder) -> Iterator[None]:
+    """Report the time of the tests after training, which may take a minute."""
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(_REPORT_SECONDS):
+            if recorder.trained is not None:
+                seconds = time.monotonic() - recorder.trained
+                recorder.progress.stage(f"testing the policy for {seconds:.0f} s")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _load_or_choose(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
-_FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
+FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
 _LONGEST_GAP_HOURS = 24.0
 """After a longer gap between two calls the meter values are not used for learning."""
 _NO_ZONE_WARNING = "a time has a zone but the site has none; the site's clock is assumed to be UTC"
@@ -181,6 +181,8 @@ class Controller:
         self.seen: dict[str, _Car] = {}
         self.capacity_kw = site.capacity_kw
         """The cars of the last call, and the feeder's power."""
+        self.limits = site.wiring().limit
+        """Limits in force, as in `Site.wiring`; `serve` lowers them."""
         # Compile everything before the first call, the policy even if trust is 0.
         self.trust = 1.0
         self._learn({}, self._physics.period_hours)
@@ -243,21 +245,23 @@ class Controller:
             offer of a station that is absent from the list.
         """
         warnings: list[str] = []
-        time, capacity, cars, silent, fixed = self._read(now, warnings)
+        time, stated, cars, silent, fixed = self._read(now, warnings)
+        capacity = min(stated, float(self.limits[0]))
         hours = 0.0 if self._time is None else (time - self._time).total_seconds() / 3600
         self._meet(cars, silent)
         self._learn(cars, hours if 0 < hours <= _LONGEST_GAP_HOURS else 0.0)
         kept = np.where(np.isnan(fixed), self._known.offered_a, fixed)
         reserved = np.where(silent, kept, 0.0)
         left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
-        left_a = np.maximum(self._stations.limit_a - self._stations.load @ reserved, 0.0)
+        limit_a = np.minimum(self._stations.limit_a, self.limits[1:])
+        left_a = np.maximum(limit_a - self._stations.load @ reserved, 0.0)
         amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
         # A silent station may not receive a lower offer, so its last one stays reserved.
         offered = np.where(silent, reserved, amperes)
         self._known = replace(self._known, offered_a=_single(offered))
         fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
         answer = np.where(silent, np.where(fits, reserved, 0.0), amperes)
-        self._time, self.seen, self.capacity_kw = time, cars, capacity
+        self._time, self.seen, self.capacity_kw = time, cars, stated
         if self._path is not None:
             try:
                 write_json(self._path, self.state())
@@ -465,10 +469,8 @@ class Controller:
         """Validate a station's entry; return its car, or None if there is none."""
         what = f"station {name}"
         for field in station:
-            if field not in _FIELDS:
-                warnings.append(
-                    f"{what}: {field!r} is not a known field{suggest(str(field), list(_FIELDS))}"
-                )
+            if field not in FIELDS:
+                warnings.append(f"{what}: {field!r} is not a known field{_suggest_field(field)}")
         plugged = station.get("plugged")
         if plugged is False or (plugged is None and station.get("arrival") is None):
             return None
@@ -559,6 +561,11 @@ class Controller:
             self._known = GarageState(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a valid controller state; remove it") from None
+
+
+@lru_cache(256)
+def _suggest_field(field: str) -> str:
+    return suggest(str(field), list(FIELDS))
 
 
 @lru_cache(4096)

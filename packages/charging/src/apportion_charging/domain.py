@@ -125,7 +125,7 @@ class _ChargingDomain(Domain):
         "backtest runs/garage --sessions sessions.csv --site north --capacity 0.2",
         "certify runs/garage --against llf --data sessions.csv --site north",
         "allocate runs/garage --now now.json",
-        "serve runs/garage --site site.toml --ocpp 9000 --state state.json",
+        "serve runs/garage --site site.toml --state state.json",
         "check --sessions sessions.csv",
     )
 
@@ -259,7 +259,7 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
 
     about, earlier = load_about(run.folder), None
     site, trust = saved_site(about, options.site), options.trust
-    if options.certificate is not None:
+    if trust is None and options.certificate is not None:
         trust = read_certificate(options.certificate, site)["trust"]
     if options.earlier is not None:
         earlier = read_sessions(options.earlier, timezone=site.timezone, columns=options.columns)
@@ -268,7 +268,7 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
         about,
         site,
         baseline=options.baseline,
-        trust=trust,
+        trust=1.0 if trust is None else trust,
         earlier=earlier,
         state=options.state,
     )

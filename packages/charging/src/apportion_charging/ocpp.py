@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +30,7 @@ from websockets.http11 import Request, Response
 
 from apportion.errors import InputError, reading
 from apportion.runs.files import write_json
+from apportion_charging.access import has_password, is_foreign
 from apportion_charging.controller import PowerOffers
 from apportion_charging.ocpp_versions import LINKS, Link, stamp
 from apportion_charging.site import Site, Station
@@ -102,6 +103,8 @@ class _Point:
     """When the meter shows the newest offer."""
     shown_kw: float | None = None
     statements: dict[str, Any] = field(default_factory=dict)
+    metered: float | None = None
+    """When its last meter value came."""
 
     @property
     def connected(self) -> bool:
@@ -163,6 +166,11 @@ class ChargePoints:
         self.changed = asyncio.Event()
         self._decide, self._path = decide, path
         self._wiring = site.wiring()
+        self.limits = self._wiring.limit
+        """Limits in force, as in `Site.wiring`."""
+        self.rejected = self.disconnected = 0
+        self.passwords: Mapping[str, bytes] | None = None
+        """Of each charge point; None accepts all connections."""
         self._lock = asyncio.Lock()
         self._unresponsive: set[str] = set()
         self._unknown: set[str] = set()
@@ -179,6 +187,11 @@ class ChargePoints:
         if path is not None and path.exists():
             self._restore(path)
 
+    @property
+    def charge_points(self) -> Collection[str]:
+        """The names by which charge points connect."""
+        return self._of.keys()
+
     # Incoming messages.
 
     def listen(self, **where: Any) -> serve:
@@ -186,14 +199,24 @@ class ChargePoints:
         return serve(
             self._handle_connection,
             select_subprotocol=_choose_subprotocol,
-            process_request=self._refuse_unknown,
+            process_request=self._refuse,
             logger=_websockets,
             **where,
         )
 
-    def _refuse_unknown(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Respond 404 unless the path names a station of the site."""
-        point_id = _point_id(request.path)
+    def _refuse(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Respond 404 unless the path names a station, 401 without its password, 403 to web pages."""
+        point_id, headers = _point_id(request.path), request.headers
+        if is_foreign(headers.get("Origin"), headers.get("Host", "")):
+            return connection.respond(403, "no web page may connect\n")
+        if point_id in self._of and self.passwords is not None:
+            given = headers.get("Authorization", "")
+            allowed = has_password(given, point_id, self.passwords.get(point_id))
+            self._note(point_id, "login", None if allowed else "refused: a wrong password, or none")
+            if not allowed:
+                refusal = connection.respond(401, "the password is wrong or missing\n")
+                refusal.headers["WWW-Authenticate"] = 'Basic realm="ocpp"'
+                return refusal
         if point_id in self._of:
             return None
         if point_id not in self._unknown and len(self._unknown) < _MAX_UNKNOWN_LOGGED:
@@ -237,6 +260,7 @@ class ChargePoints:
             for point in mine:
                 if point.link is link:
                     point.link = None
+            self.disconnected += 1
             self.changed.set()
 
     def on_boot(self, link: Link) -> None:
@@ -303,6 +327,7 @@ class ChargePoints:
             self.begin(point, str(number), "", None)
         if point is None or point.car is None:
             return
+        point.metered = time.time()
         volts, phases = self.site.volts, len(point.station.phases)
         most, bad = 1.2 * volts * phases * point.station.max_a / 1000, None
         for value in values:
@@ -396,7 +421,7 @@ class ChargePoints:
         }
         now = np.array([point.may_flow_a() for point in self.points.values()])
         then = np.maximum(now, [new.get(point, 0.0) for point in self.points.values()])
-        limit, load = self._wiring.limit, self._wiring.load
+        limit, load = self.limits, self._wiring.load
         # A station that ignores offers may exceed a limit already; do not add to that.
         if (load @ then > np.maximum(limit, load @ now) + 1e-6).any():
             _log.warning("no increase in this period: the current that may flow leaves no room")
@@ -430,6 +455,7 @@ class ChargePoints:
             # It may be in force or not. The meter says nothing about a car whose offer is unknown.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
             point.settled, point.meter = math.inf, _Meter()
+        self.rejected += taken is False
         wrong = None if taken else "no answer" if taken is None else "refused"
         self._note(point.name, "profile", wrong and f"{wrong}; {point.bound_a():g} A count")
         return bool(taken)

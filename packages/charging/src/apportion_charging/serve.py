@@ -5,10 +5,11 @@ read before each decision and sets the trust in the policy; each change is logge
 """
 
 import asyncio
-import json
 import logging
 import os
+import secrets
 import socket
+import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -29,8 +32,20 @@ from starlette.routing import Route
 from apportion.errors import InputError, first_line
 from apportion.report.page import PLOTLY_FILE, Part, Section, page, read_plotly_script
 from apportion.runs.signals import listening
+from apportion_charging.access import (
+    MAX_CONNECTIONS,
+    Guard,
+    HttpConnection,
+    answer_refusal,
+    check_size,
+    find_token,
+    make_tls,
+    read_body,
+    read_passwords,
+)
 from apportion_charging.backtest import read_certificate
-from apportion_charging.controller import Controller, PowerOffers
+from apportion_charging.controller import FIELDS, Controller, PowerOffers
+from apportion_charging.limits import LiveLimits
 from apportion_charging.ocpp import ChargePoints
 from apportion_charging.settings import ChargingServeOptions
 from apportion_charging.site import Site
@@ -38,7 +53,6 @@ from apportion_charging.site import Site
 _BARS = "A bar is the current offered to a car as a share of what its cable carries."
 _HISTORY = 600
 """Decisions that the page looks back on."""
-_MOST_BYTES = 1 << 20
 _LATE_PERIODS = 3
 """A controller that has not decided for so long is not healthy."""
 
@@ -57,6 +71,8 @@ class _CertificateGate:
     baseline: str
     default: float
     """The trust without a valid certificate."""
+    by_hand: bool = False
+    """Whether the user gave --trust, which overrides the certificate."""
     why: str = ""
     trust: float = 0.0
 
@@ -67,6 +83,10 @@ class _CertificateGate:
         try:
             if os.path.exists(self.path):
                 self.trust, self.why = self._judge()
+            if self.by_hand:
+                found = f"the certificate ({100 * self.trust:.0f} %)"
+                found = found if os.path.exists(self.path) else "a certificate"
+                self.trust, self.why = self.default, f"--trust by hand, which overrides {found}"
         except InputError as error:
             level = logging.WARNING
             self.why = f"the certificate is not used: {error}; --trust applies"
@@ -88,10 +108,18 @@ class Service:
 
     def __init__(self, controller: Controller, gate: _CertificateGate, *, every: float):
         self.controller, self.gate, self.every = controller, gate, every
+        self.limits = LiveLimits(controller.site)
+        self.token = secrets.token_urlsafe()
+        """What writes need."""
+        self.hosts: tuple[str, ...] = ()
+        """Names by which clients may call the server, beside localhost."""
+        self.tls: ssl.SSLContext | None = None
         self.points: ChargePoints | None = None
         self.offers: PowerOffers | None = None
         self.decided: Counter[str] = Counter()
         self.warned = 0
+        self.seconds = self.total_seconds = 0.0
+        """Of the last decision, and of all."""
         self.last: float | None = None
         """Time of the last decision, in seconds since 1970."""
         self._time: Any = None
@@ -100,10 +128,21 @@ class Service:
         self._said: set[str] = set()
         controller.trust = gate.look()
 
+    def apply_limits(self) -> bool:
+        """Pass the limits in force to the controller; return whether they have changed."""
+        before, self.controller.limits = self.controller.limits, self.limits.in_force()
+        if self.points is not None:
+            self.points.limits = self.controller.limits
+        return not np.array_equal(before, self.controller.limits)
+
     def decide(self, now: dict[str, Any]) -> PowerOffers:
         """Decide, and record the decision for the page and the metrics."""
         self.controller.trust = self.gate.look()
+        self.apply_limits()
+        begun = time.perf_counter()
         offers = self.controller.allocate(now)
+        self.seconds = time.perf_counter() - begun
+        self.total_seconds += self.seconds
         self.offers, self.last = offers, time.time()
         self.decided[offers.decided_by] += 1
         self.warned += len(offers.warnings)
@@ -120,7 +159,7 @@ class Service:
         row = {
             "time": self.last,
             "offered_kw": round(sum(offers.allocation_kw.values()), 3),
-            "capacity_kw": round(self.controller.capacity_kw, 3),
+            "capacity_kw": self._capacity_kw(),
             "drawn_kw": round(sum(drawn), 3) if drawn else None,
         }
         self._history.append(row)
@@ -133,9 +172,10 @@ class Service:
         stations = [self._station(name, amperes_of.get(name, 0)) for name in site.stations]
         amperes = np.array([station["offered_a"] for station in stations], float)
         used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
-        most = [round(self.controller.capacity_kw, 3), *self._wiring.limit[1:].tolist()]
+        most = [self._capacity_kw(), *self.limits.in_force()[1:].round(3).tolist()]
         limits = [
             {"name": name, "used": used[n], "limit": most[n], "unit": "A" if n else "kW"}
+            | self.limits.describe(name)
             for n, name in enumerate(self._wiring.names)
         ]
         warnings = [] if offers is None else list(offers.warnings)
@@ -158,6 +198,10 @@ class Service:
             "warnings": warnings,
             "history": list(self._history),
         }
+
+    def _capacity_kw(self) -> float:
+        stated, live = self.controller.capacity_kw, self.limits.in_force()[0]
+        return round(min(stated, float(live)), 3)
 
     def _station(self, name: str, amperes: float) -> dict[str, Any]:
         station, car = self.controller.site.stations[name], self.controller.seen.get(name)
@@ -215,10 +259,27 @@ class Service:
             ("decisions_total", "Decisions, by who made them.", by),
             ("warnings_total", "Invalid values that were ignored.", {"": self.warned}),
             ("station_offered_amperes", "Offered to each station.", offered),
+            ("decision_seconds", "Duration of the last decision.", {"": self.seconds}),
+            ("decision_seconds_total", "Duration of all decisions.", {"": self.total_seconds}),
         ]
+        for unit, words in (("kW", "kilowatts"), ("A", "amperes")):
+            limits = {
+                _label("name", x["name"]): x["limit"] for x in state["limits"] if x["unit"] == unit
+            }
+            shown.append((f"limit_{words}", "Limits in force.", limits))
         if self.points is not None:
-            connected = sum(point.connected for point in self.points.points.values())
-            shown.append(("charge_points_connected", "Connected stations.", {"": connected}))
+            points = self.points.points.values()
+            ages = {_label("station", p.name): time.time() - p.metered for p in points if p.metered}
+            shown += [
+                (
+                    "charge_points_connected",
+                    "Connected stations.",
+                    {"": sum(p.connected for p in points)},
+                ),
+                ("disconnections_total", "Lost connections.", {"": self.points.disconnected}),
+                ("profiles_rejected_total", "Rejected profiles.", {"": self.points.rejected}),
+                ("meter_age_seconds", "Age of the last meter value.", ages),
+            ]
         lines = []
         for name, words, values in shown:
             kind = "counter" if name.endswith("_total") else "gauge"
@@ -236,22 +297,21 @@ def application(service: Service) -> Starlette:
     """Create the HTTP application."""
 
     async def allocate(request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MOST_BYTES:
-                return JSONResponse({"error": "more than a megabyte; give one garage"}, 413)
-        try:
-            now = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            reason = f"not JSON ({first_line(error)}); see the page on charging"
-            return JSONResponse({"error": reason}, 400)
-        if not isinstance(now, dict):
-            return JSONResponse({"error": "not a JSON object; see the page on charging"}, 400)
+        now = await read_body(request)
+        check_size(now, service.controller.site.stations, FIELDS)
         if service.points is None:
             return JSONResponse(service.decide(now).to_json())
         service.points.add_statements(now)
         return JSONResponse((await service.points.decide_and_send()).to_json())
+
+    async def limits(request: Request) -> Response:
+        try:
+            service.limits.set(await read_body(request))
+        except InputError as error:
+            raise HTTPException(400, str(error)) from None
+        if service.points is not None:
+            await service.points.decide_and_send()
+        return JSONResponse({"limits": service.state()["limits"]})
 
     async def state(request: Request) -> Response:
         return JSONResponse(service.state(), headers={"Cache-Control": "no-store"})
@@ -280,10 +340,13 @@ def application(service: Service) -> Starlette:
             Route("/", home),
             Route(f"/{PLOTLY_FILE}", plotly_script),
             Route("/allocate", allocate, methods=["POST"]),
+            Route("/limits", limits, methods=["POST"]),
             Route("/state", state),
             Route("/health", health),
             Route("/metrics", metrics),
-        ]
+        ],
+        exception_handlers={HTTPException: answer_refusal},
+        middleware=[Middleware(Guard, service.token, service.hosts)],
     )
 
 
@@ -329,12 +392,23 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
+async def _watch_limits(service: Service) -> None:
+    """Decide again when a live limit expires."""
+    while True:
+        await asyncio.sleep(1.0)
+        if service.apply_limits() and service.points is not None:
+            service.points.changed.set()
+
+
 async def _run_service(
     service: Service, http: socket.socket, ocpp: socket.socket | None, stop: asyncio.Event
 ) -> None:
     """Serve until `stop` is set."""
     config = uvicorn.Config(
         application(service),
+        http=HttpConnection,
+        backlog=MAX_CONNECTIONS // 2,
+        limit_concurrency=MAX_CONNECTIONS,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -344,10 +418,11 @@ async def _run_service(
     )
     server = _Server(config)
     answering = asyncio.create_task(server.serve(sockets=[http]))
-    tasks = [answering, asyncio.create_task(stop.wait())]
+    watching = asyncio.create_task(_watch_limits(service))
+    tasks = [answering, asyncio.create_task(stop.wait()), watching]
     async with AsyncExitStack() as listeners:
         if ocpp is not None and service.points is not None:
-            await listeners.enter_async_context(service.points.listen(sock=ocpp))
+            await listeners.enter_async_context(service.points.listen(sock=ocpp, ssl=service.tls))
             tasks.append(asyncio.create_task(service.points.run()))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
@@ -363,6 +438,11 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
         )
     ocpp_port = options.ocpp
+    if ocpp_port is not None and options.ocpp_passwords is None and not options.ocpp_open:
+        raise InputError(
+            "--ocpp needs the charge points' passwords: give --ocpp-passwords FILE.toml, or --ocpp-open in "
+            "a network of their own"
+        )
     with (
         _bind(options.host, options.port, "--port") as http,
         nullcontext() if ocpp_port is None else _bind(options.host, ocpp_port, "--ocpp") as ocpp,
@@ -384,13 +464,24 @@ async def _live(
     site = controller.site
     every = options.every or 60.0 * site.period_minutes
     certificate = options.certificate or folder / "certificate.json"
-    gate = _CertificateGate(certificate, site, options.baseline, options.trust)
+    default = 1.0 if options.trust is None else options.trust
+    by_hand = options.trust is not None
+    gate = _CertificateGate(certificate, site, options.baseline, default, by_hand)
+    state = options.state
     service = Service(controller, gate, every=every)
+    service.limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
+    kept = folder / "serve.token" if state is None else state.with_suffix(".token")
+    service.token = find_token(options.token_file, kept)
+    service.hosts = (*options.allowed_hosts, options.host)
+    service.tls = make_tls(options.ocpp_cert, options.ocpp_key)
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is not None:
         kept = options.state and options.state.with_suffix(".ocpp.json")
-        service.points = ChargePoints(site, service.decide, every=every, path=kept)
-        _log.info("charge points connect to ws://%s/ocpp/ID", _address(ocpp))
+        points = service.points = ChargePoints(site, service.decide, every=every, path=kept)
+        if options.ocpp_passwords is not None:
+            points.passwords = read_passwords(options.ocpp_passwords, points.charge_points)
+        scheme = "ws" if service.tls is None else "wss"
+        _log.info("charge points connect to %s://%s/ocpp/ID", scheme, _address(ocpp))
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def leave(number: int, frame: Any) -> None:
@@ -403,7 +494,10 @@ async def _live(
 
 def _bind(host: str, port: int, option: str) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        opened = socket.create_server((host, port))
+        # asyncio sets it only on sockets made with IPPROTO_TCP; without it an answer waits 40 ms.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise InputError(

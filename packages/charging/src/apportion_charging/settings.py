@@ -99,8 +99,9 @@ class ControllerOptions:
     """A JSON file that keeps what is known of the cars, so that call after call is one controller."""
     baseline: str = "llf"
     """The scheduler that decides where the policy cannot, or is not trusted in full."""
-    trust: float = 1.0
-    """The policy's part in the decision, as `certify` says; the rest is the baseline's."""
+    trust: float | None = None
+    """The policy's part in the decision; the rest is the baseline's. By default what the certificate says,
+    1 without one; given by hand it overrides the certificate."""
     certificate: Path | None = None
     """The certificate.json whose trust is used; one that is not of this very site is refused."""
     earlier: Path | None = None
@@ -124,3 +125,16 @@ class ChargingServeOptions(ControllerOptions):
     """Port for charge points, OCPP 1.6 and 2.0.1: ws://HOST:PORT/ocpp/ID."""
     every: float | None = None
     """Seconds between two decisions; by default the site's period."""
+    token_file: Path | None = None
+    """File with the token that writes need; by default the environment variable APPORTION_TOKEN, else one
+    that is made and kept beside the state."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients call the server, beside localhost and its address."""
+    ocpp_passwords: Path | None = None
+    """TOML file with the password of each charge point: ID = "password"."""
+    ocpp_open: bool = False
+    """Accept charge points without a password: unsafe, for a network of their own."""
+    ocpp_cert: Path | None = None
+    """Certificate for charge points, a PEM file: they connect by wss://."""
+    ocpp_key: Path | None = None
+    """The certificate's private key, a PEM file."""

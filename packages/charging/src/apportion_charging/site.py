@@ -11,6 +11,7 @@
     [branches.north]         # optional; branches may share stations, as a tree's do
     limit_a = 32             # on each phase
     stations = ["N1", "N2"]
+    safe_a = 16              # optional: while an energy manager is silent; also safe_kw, and of the feeder
     [prices]                 # optional: of energy in each hour of the day, 24 numbers
     per_kwh = [0.06, 0.06, ...]
     peak_per_kw = 0.5        # for a day's highest power
@@ -69,6 +70,9 @@ class Branch:
 
     limit_a: float
     stations: tuple[str, ...]
+    safe_a: float | None = None
+    """The limit while an energy manager is silent; also in kW."""
+    safe_kw: float | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,18 @@ class Site:
     timezone: str | None = None
     period_minutes: int = 15
     prices: Tariff | None = None
+    safe_a: float | None = None
+    """The feeder's limit while an energy manager is silent; also in kW."""
+    safe_kw: float | None = None
+
+    def safe_limits(self) -> dict[str, dict[str, float]]:
+        """Return the safe limits of the feeder and the branches, by unit."""
+        found = {
+            name: {"a": one.safe_a, "kw": one.safe_kw}
+            for name, one in (("feeder", self), *self.branches.items())
+        }
+        given = {n: {u: x for u, x in one.items() if x is not None} for n, one in found.items()}
+        return {name: units for name, units in given.items() if units}
 
     def __post_init__(self):
         feeder = {"feeder_a": self.feeder_a, "feeder_kw": self.feeder_kw}
@@ -159,6 +175,10 @@ class Site:
         for what, value in numbers.items():
             if not is_number(value) or value <= 0:
                 raise InputError(f"site: {what} is {value!r}; it must be a number above 0")
+        for name, units in self.safe_limits().items():
+            for unit, value in units.items():
+                if not is_number(value) or value < 0:
+                    raise InputError(f"site: {name}: safe_{unit} is {value!r}; give a number >= 0")
         if not self.stations:
             raise InputError("site: no station is described; add a table [stations.NAME]")
         if (self.feeder_a is None) == (self.feeder_kw is None):
@@ -200,6 +220,8 @@ class Site:
         """The same wiring gives the same 16 digits; neither order of stations nor prices matter."""
         wired = asdict(self)
         del wired["prices"]
+        for part in (wired, *wired["branches"].values()):
+            del part["safe_a"], part["safe_kw"]
         plain = json.dumps(wired, sort_keys=True, default=list)
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
@@ -291,7 +313,9 @@ class Site:
     def to_toml(self) -> str:
         """The TOML file that describes the site."""
         lines, tables = [], {}
-        for name in ("timezone", "volts", "feeder_a", "feeder_kw", "period_minutes"):
+        for name in (
+            *("timezone", "volts", "feeder_a", "feeder_kw", "safe_a", "safe_kw", "period_minutes"),
+        ):
             value = getattr(self, name)
             if value is not None:
                 lines.append(f"{name} = {json.dumps(value)}")
@@ -300,7 +324,8 @@ class Site:
             wired |= {"phase": station.phases[0]} if len(station.phases) == 1 else {}
             tables[f"stations.{json.dumps(name)}"] = wired | {"min_a": station.min_a}
         for name, branch in self.branches.items():
-            tables[f"branches.{json.dumps(name)}"] = asdict(branch)
+            described = {k: v for k, v in asdict(branch).items() if v is not None}
+            tables[f"branches.{json.dumps(name)}"] = described
         if self.prices is not None:
             tables["prices"] = asdict(self.prices)
         for name, table in tables.items():
@@ -425,7 +450,8 @@ def _branch(name: str, table: Mapping[str, Any]) -> Branch:
     stations = table.get("stations", [])
     if not isinstance(stations, list) or not stations or "limit_a" not in table:
         raise InputError(f"site: branch {name}: give limit_a and a list of stations")
-    return Branch(table["limit_a"], tuple(map(str, stations)))
+    safe = table.get("safe_a"), table.get("safe_kw")
+    return Branch(table["limit_a"], tuple(map(str, stations)), *safe)
 
 
 def _prices(table: Any) -> Tariff:

@@ -1,0 +1,112 @@
+"""Live limits of an energy manager: for the feeder, its phases and the branches, with a time to live.
+
+A live limit is in force until its time to live ends, and never above the site's own. Then, and until the
+first one arrives, the safe limit of the site file applies. Without a safe limit the last live one stays.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apportion.errors import InputError, reading
+from apportion.runs.files import write_json
+from apportion.runs.settings import suggest
+from apportion_charging.site import Site, is_number
+
+_LONGEST_TTL_SECONDS = 86400.0
+
+_log = logging.getLogger("apportion.charging")
+
+
+class LiveLimits:
+    """The limits in force, by the names of `Site.wiring`.
+
+    Parameters
+    ----------
+    site
+        The garage, with its own and its safe limits.
+    path
+        JSON file that keeps live limits over a restart.
+    """
+
+    def __init__(self, site: Site, path: Path | None = None):
+        wiring = site.wiring()
+        self._volts, self._path = site.volts, path
+        self._own = dict(zip(wiring.names, wiring.limit.tolist(), strict=True))
+        self._safe = self._convert(site.safe_limits())
+        self._live: dict[str, tuple[float, float, float]] = {}
+        """Limit, when it was set, and until when it is valid."""
+        if path is not None and path.exists():
+            with reading(path, "remove it to start without live limits"):
+                kept = json.loads(path.read_text(encoding="utf-8"))
+                for name in self._own.keys() & kept.keys():
+                    limit, since, until = map(float, kept[name])
+                    self._live[name] = (limit, since, until)
+
+    def set(self, body: Mapping[str, Any]) -> None:
+        """Set the limits that a request names; an InputError changes nothing."""
+        limits, ttl = body.get("limits"), body.get("ttl_s")
+        if ttl is None or not is_number(ttl) or not 0 < ttl <= _LONGEST_TTL_SECONDS:
+            raise InputError("ttl_s must be a number of seconds, above 0 and at most 86400")
+        if not isinstance(limits, Mapping) or not 0 < len(limits) <= 2 * len(self._own):
+            raise InputError('limits must be an object, such as {"feeder L1": {"a": 32}}')
+        now, found = time.time(), self._convert(limits)
+        self._live |= {name: (limit, now, now + ttl) for name, limit in found.items()}
+        if self._path is not None:
+            try:
+                write_json(self._path, self._live)
+            except OSError as error:
+                _log.warning("%s: the live limits were not saved (%s)", self._path, error)
+
+    def in_force(self) -> np.ndarray:
+        """Return the limits now, in the order of `Site.wiring`: kW the first, amperes the others."""
+        limits = np.array([self._find(name)[0] for name in self._own])
+        phases = [n for n, name in enumerate(self._own) if name.startswith("feeder L")]
+        if phases:
+            limits[0] = min(limits[0], limits[phases].sum() * self._volts / 1000)
+        return limits
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return where a limit is from (site, live, safe or expired) and the age of its live value."""
+        _, since, _ = self._live.get(name, (0.0, None, 0.0))
+        age = None if since is None else round(time.time() - since, 1)
+        return {"source": self._find(name)[1], "age_s": age}
+
+    def _find(self, name: str) -> tuple[float, str]:
+        own = self._own[name]
+        last, since, until = self._live.get(name, (own, None, 0.0))
+        # A clock that was set back must not extend a limit.
+        if since is not None and since <= time.time() < until:
+            return min(own, last), "live"
+        if name in self._safe:
+            return min(own, self._safe[name]), "safe"
+        return min(own, last), "site" if since is None else "expired"
+
+    def _convert(self, limits: Mapping[str, Any]) -> dict[str, float]:
+        """Convert to the units of `Site.wiring`; the name of feeder or branch means all its phases."""
+        found: dict[str, float] = {}
+        for name, given in limits.items():
+            if not isinstance(given, Mapping) or not given or not given.keys() <= {"a", "kw"}:
+                raise InputError(f'limit {name:.60}: give {{"a": NUMBER}} or {{"kw": NUMBER}}')
+            phases = [one for one in self._own if one.rpartition(" L")[0] == name]
+            if name not in self._own and not phases:
+                raise InputError(f"there is no limit {name:.60}{suggest(name, list(self._own))}")
+            for unit, value in given.items():
+                if not is_number(value) or value < 0:
+                    raise InputError(f"limit {name}: {unit} is not a number of at least 0")
+                if unit == "a" and name == "feeder" and not phases:
+                    raise InputError("limit feeder: the site limits its power; give kw")
+                rows = [name] if name in self._own and (unit == "kw" or not phases) else phases
+                if unit == "a" or name == "feeder":
+                    each = value
+                else:
+                    each = value * 1000 / self._volts / len(rows)
+                for row in rows:
+                    found[row] = min(float(each), found.get(row, math.inf))
+        return found
