@@ -71,10 +71,10 @@ TORCH ?= torch
 # Stable-Baselines3 trains on our environments, so that ours is installed beside it.
 baselines-env: .peers/baselines/.installed
 
-.peers/baselines/.installed: pyproject.toml constraints.txt
+.peers/baselines/.installed: pyproject.toml packages/charging/pyproject.toml constraints.txt
 	test -x .peers/baselines/bin/python || $(PYTHON) -m venv .peers/baselines
 	.peers/baselines/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[gym,dev]" \
-		stable-baselines3 "$(TORCH)"
+		--editable packages/charging stable-baselines3 "$(TORCH)"
 	touch $@
 
 # A peer that is not installed is skipped, and the summary says which; PEERS=required fails instead.
