@@ -46,8 +46,10 @@ class Received(eqx.Module):
 
     models: Models
     observation: Observation
-    counts: Int[Array, " entities"]
+    counts: Float[Array, " entities"]
     mask: Bool[Array, " entities"]
+    trusted: Bool[Array, " entities"]
+    """Clients that pass the screening by the server's samples; the learned aggregation uses only these."""
     heard: Int[Array, ""]
     """Number of clients that have taken part so far."""
     start: Model
@@ -62,7 +64,7 @@ class Received(eqx.Module):
     @property
     def by_samples(self) -> Shares:
         """FedAvg's shares: in proportion to the clients' samples, capped."""
-        return shares_by_samples(self.counts.astype(jnp.float32), self.mask)
+        return shares_by_samples(self.counts, self.mask)
 
     @property
     def fedavg(self) -> Decision:
@@ -477,8 +479,9 @@ def receive(
     return Received(
         state.models,
         federation.observe(task, state),
-        federation.counts[task.members],
+        federation.reported(task),
         state.present,
+        state.trusted,
         (state.absent <= state.n).sum(),
         state.aggregate,
         state.move,
