@@ -256,11 +256,10 @@ class Federation(Problem):
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
         counts = self.counts[task.members].astype(jnp.float32)
-        scores = None
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
-        elif self.state.reads == "samples":
+        else:
             fedavg = average(shares_by_samples(counts, present), models)
             towards = fedavg + QUARTER * (models - fedavg)
             tried = jnp.concatenate([models, towards, jnp.stack([fedavg, aggregate])])
