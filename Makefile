@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env baselines-env mutants fuzz \
+.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env baselines-env mutants \
 	kills audit licences lint wheels bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
@@ -87,10 +87,6 @@ test-peers: install
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install
 	$(BIN)/python tests/mutants/run.py
-
-# Files made wrong against every reader of files: not part of CI.
-fuzz: install
-	$(BIN)/python tests/fuzz/run.py
 
 # Jobs of every kind killed at random moments, and whether they end as if nobody had: not part of CI.
 kills: install

@@ -263,12 +263,11 @@ class Federation(Problem):
         trained = jax.vmap(lambda c, k: self.train(aggregate, c, n, key=k))(members, keys)
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
-        counts = self.reported(task)
-        scores, trusted = None, present
+        counts, trusted = self.reported(task), present
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
-        elif self.state.reads == "samples":
+        else:
             own, trusted = self._screened(models, aggregate, present, last.server)
             fedavg = average(shares_by_samples(counts, trusted), models)
             towards = fedavg + QUARTER * (models - fedavg)

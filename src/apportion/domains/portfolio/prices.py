@@ -275,19 +275,17 @@ def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) 
     return prices
 
 
-def check_last_day(prices: Prices, delisted: Sequence[str] = ()) -> None:
+def check_last_day(prices: Prices) -> None:
     """Refuse to decide on a file whose last days lack an instrument, as one that was cut short does.
 
-    An instrument without a price would be sold. `delisted` names those that are really gone.
+    An instrument without a price would be sold.
     """
     priced = ~np.isnan(prices.close)
     for place in np.flatnonzero(priced[-1 - _RECENT_DAYS :].any(0) & ~priced[-1]):
-        name = prices.tickers[place]
-        if name not in delisted:
-            raise InputError(
-                f"prices: {name} has no price on {prices.dates[-1]}, the last day; complete the file, or "
-                f"say --delisted {name} if it is no longer traded and to be sold"
-            )
+        raise InputError(
+            f"prices: {prices.tickers[place]} has no price on {prices.dates[-1]}, the last day; complete "
+            "the file, or remove the instrument from it if it is no longer traded"
+        )
 
 
 def embedded_prices() -> Prices:
