@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import Krum, Median, NearestMixing, TrimmedMean
+from apportion.domains.federated.aggregators import Median, TrimmedMean
+from apportion_studies.federated.peers import Krum, NearestMixing
 from domains.federated.test_aggregators import received
 
 pytestmark = pytest.mark.peer
