@@ -538,10 +538,9 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
     refuse(times & priced, "values that count time", "drop the ticker")
     if "high" not in values:
         return Prices(calendar, tickers, close, volume=volume)
-    upside_down = values["high"] < values["low"]
-    refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
     nearest = np.clip(values["close"], values["low"], values["high"])
     outside = np.abs(values["close"] / nearest - 1) > _ROUNDING
-    refuse(outside, 'values of "close" above "high" or below "low"', "fix them")
+    outside |= values["high"] < values["low"]
+    refuse(outside, 'values of "close" above "high" or below "low"', "fix or swap them")
     factor = close / values["close"]
     return Prices(calendar, tickers, close, values["high"] * factor, values["low"] * factor, volume)
