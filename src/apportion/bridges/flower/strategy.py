@@ -26,14 +26,17 @@ from jaxtyping import Array, Float
 
 from apportion.certify.certificate import Gains
 from apportion.composition import mix_allocations
-from apportion.domains.federated.aggregators import (
-    NOISE_AVERAGING_CLIENTS,
-    are_alike,
-    descend_shares,
-)
+from apportion.domains.federated.aggregators import descend_shares
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import AggregationPolicy, Decision, shipped_policy
-from apportion.domains.federated.states import QUARTER, Invariant, SampleScores, Submission
+from apportion.domains.federated.states import (
+    QUARTER,
+    UNCHANGED_RATIO,
+    Invariant,
+    SampleScores,
+    Submission,
+    is_trusted,
+)
 from apportion.errors import InputError, optional_import
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
@@ -291,11 +294,35 @@ def _summarize(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
         some = ", ".join(f"node {node} {share:.3f}" for share, node in means[:5])
         rest = f", and {len(means) - 5} more" if len(means) > 5 else ""
         lines.append(f"mean shares: {some}{rest}")
+    lines += _least_trusted(notes)
     out = Counter((own.node, own.outcome) for own in notes if own.outcome != "kept")
     if out:
         words = "; ".join(f"node {node} {why} {n} times" for (node, why), n in sorted(out.items()))
         lines.append(f"left out: {words}")
     return "\n".join(lines)
+
+
+def _least_trusted(notes: list[ClientNote]) -> list[str]:
+    """Name up to five clients with less than half of an equal share, and compare their accuracy.
+
+    >>> wrong = ClientNote(1, 8, "wrong", 0.12, 0.0)
+    >>> _least_trusted([ClientNote(1, 6, "kept", 0.8, 0.5), ClientNote(1, 7, "kept", 0.86, 0.5), wrong])
+    ['least trusted: node 8 has a mean share of 0.000 and is right on 12 % of the samples, the others on 83 %']
+    """
+    frame = pd.DataFrame(notes, columns=pd.Index(ClientNote._fields)).dropna(subset="accuracy")
+    means = frame.groupby("node")[["accuracy", "share"]].mean()
+    equal = (
+        frame.groupby("round")["share"].transform(lambda own: 1 / len(own)).groupby(frame["node"])
+    )
+    low = means[means["share"] < 0.5 * equal.mean()].nsmallest(5, "share")
+    words = []
+    for node, own in low.iterrows():
+        others = means["accuracy"].drop(low.index).mean()
+        words.append(
+            f"node {node} has a mean share of {own['share']:.3f} and is right on "
+            f"{own['accuracy']:.0%} of the samples, the others on {others:.0%}".replace("%", " %")
+        )
+    return [f"least trusted: {'; '.join(words)}"] if words else []
 
 
 class LearnedAggregation(GuardedFedAvg):
@@ -324,6 +351,10 @@ class LearnedAggregation(GuardedFedAvg):
         An update is huge if its norm exceeds this multiple of the median norm.
     gate : bool
         Whether the policy's model has to pass the gate, which uses a quarter of the samples.
+    screen : bool
+        Whether clients that are wrong on the server's samples get no share in the round: less than half as
+        often right as the median client, on the classes that they name. With `score`: a loss below that of
+        the model sent out on less than half as many samples. Switch it off if most clients are malicious.
     alpha : float, optional
         Makes the policy earn trust: the model is FedAvg's, moved towards the policy's by the trust that
         its gains have earned so far. If the policy is never better, P(trust ever reaches 1) <= alpha.
@@ -354,6 +385,7 @@ class LearnedAggregation(GuardedFedAvg):
         window: int = 5,
         max_update_ratio: float = 10.0,
         gate: bool = True,
+        screen: bool = True,
         alpha: float | None = None,
         max_gain: float = MAX_GAIN,
         checkpoint_path: Path | str | None = None,
@@ -363,7 +395,7 @@ class LearnedAggregation(GuardedFedAvg):
         self.server = ServerData(predict, labels, score)
         if not 0 < max_gain <= 1:
             raise InputError(f"max_gain is {max_gain}; it must be above 0 and at most 1")
-        self.gate, self.alpha, self.max_gain = gate, alpha, max_gain
+        self.gate, self.screen, self.alpha, self.max_gain = gate, screen, alpha, max_gain
         if alpha is not None and not (0 < alpha < 1 and gate):
             raise InputError(
                 f"alpha {alpha:g}: trust is earned on the gate's samples, with alpha above 0 and below 1; "
@@ -421,11 +453,13 @@ class LearnedAggregation(GuardedFedAvg):
         """Aggregate by the policy, behind the gate; as FedAvg does if no model can be scored."""
         judged = [(update, self.server.judged(update.model)) for update in updates]
         scored = [(update, own) for update, own in judged if own is not None]
+        scored = self._screened(server_round, scored) if self.screen else scored
         made = self._decide(scored, start) if scored else None
         if made is None:
             text = "round %d: no model can be scored; FedAvg instead of learned shares"
             _log.warning(text, server_round)
-            return self._fedavg(updates, [np.nan] * len(updates))
+            trusted = [update for update, _ in scored] or updates
+            return self._fedavg(trusted, [np.nan] * len(trusted))
         for update, own in judged:
             if own is None:
                 self._note(server_round, update.node, "not scored")
@@ -434,6 +468,29 @@ class LearnedAggregation(GuardedFedAvg):
         elif made.by == FEDAVGS:
             _log.info("round %d: FedAvg's model, not the policy's", server_round)
         return made
+
+    def _screened(
+        self, server_round: int, scored: list[tuple[ClientUpdate, Judged]]
+    ) -> list[tuple[ClientUpdate, Judged]]:
+        """Leave out clients that fail the screening, and note why."""
+        if not scored:
+            return []
+        doubted, norms = self._memory.doubted, np.array([update.norm for update, _ in scored])
+        trusted = is_trusted(
+            np.stack([own.good for _, own in scored]),
+            np.stack([own.known for _, own in scored]),
+            norms,
+            np.array([update.node in doubted for update, _ in scored]),
+            np.ones(len(scored), bool),
+        )
+        for (update, own), passes in zip(scored, trusted, strict=True):
+            doubted.discard(update.node)
+            if not passes:
+                doubted.add(update.node)
+                unchanged = update.norm < UNCHANGED_RATIO * np.median(norms)
+                why = "unchanged" if unchanged else "wrong"
+                self._note(server_round, update.node, why, own.accuracy)
+        return [each for each, passes in zip(scored, trusted, strict=True) if passes]
 
     def try_out(self, model: ModelArrays) -> None:
         """Refuse a `predict` that fails on the first model, and the memory of another model."""
@@ -453,7 +510,7 @@ class LearnedAggregation(GuardedFedAvg):
         base = self._fedavg(others, []).model if others else start
         near = weighted_sum(np.array([1 - QUARTER, QUARTER]), [base, huge.model])
         without, with_it = self.server.judged(base), self.server.judged(near)
-        return without is not None and with_it is not None and with_it.better(without)
+        return without is not None and with_it is not None and with_it.is_better(without)
 
     def _decide(
         self, scored: list[tuple[ClientUpdate, Judged]], start: ModelArrays
@@ -473,32 +530,35 @@ class LearnedAggregation(GuardedFedAvg):
         shares = np.asarray(decision.shares, np.float64)[: len(updates)]
         if not np.isfinite(shares).all():
             return None
-        models, move, trust = [own.model for own in updates], self._memory.move, self.trust
-        way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
-        heard = len({*self._memory.clients, *nodes})
-        logs = np.stack([own.logs for own in judged])
-        few_alike = heard < NOISE_AVERAGING_CLIENTS and bool(are_alike(logs, shares))
-        if self.gate and few_alike:
-            way = (way[0], 1.0, 0.0)
-        model = moved(models, start, move, *way)
-        ours, passed, gain = self.server.judged(model), True, np.nan
-        if self.gate:
-            # It passes if FedAvg's model cannot be scored, but not if it cannot be scored itself.
-            passed = ours is not None
-            if ours is not None and theirs is not None:
-                passed = ours.passes_gate(theirs, few_alike)
-                kept = kept_samples(len(ours.chances))
-                if kept.any():
-                    gain = float((ours.chances - theirs.chances)[kept].mean())
-        if not passed or trust == 0:
-            made, found = fedavg, theirs
+        shares, models = shares / shares.sum(), [own.model for own in updates]
+        model, move, trust, gain = (
+            weighted_sum(shares, models),
+            self._memory.move,
+            self.trust,
+            np.nan,
+        )
+        found = self.server.judged(model)
+        passed = not self.gate or found is not None
+        if self.gate and found is not None and theirs is not None:
+            passed = found.passes_gate(theirs)
+            kept = kept_samples(len(found.chances))
+            if kept.any():
+                gain = float((found.chances - theirs.chances)[kept].mean())
+        if not passed:
+            shares, model, found = fedavg.shares, fedavg.model, theirs
+        way = (shares, float(decision.step), float(decision.momentum))
+        further = moved(models, start, move, *way)
+        tried = self.server.judged(further)
+        if not self.gate or (tried and found and tried.is_better(found)):
+            model, found = further, tried
         else:
-            if trust < 1:
-                way = _mix_decisions(trust, fedavg.shares, *way)
-                model = moved(models, start, move, *way)
-                ours = self.server.judged(model)
-            shares = way[0]
-            made, found = _Aggregated(model, updates, shares, fedavg.accuracies, *way[1:]), ours
+            way = (shares, 1.0, 0.0)
+        if trust < 1:
+            way = _mix_decisions(trust, fedavg.shares, *way)
+            model = moved(models, start, move, *way)
+            found = self.server.judged(model)
+        by = POLICYS if passed and trust > 0 else FEDAVGS
+        made = _Aggregated(model, updates, way[0], fedavg.accuracies, *way[1:], by)
         if self.gate and found is not None and before is not None and found.is_harmful(before):
             made, found = replace(fedavg, model=start, shares=0 * shares, by=LAST), before
         self._memory.keep(nodes, shown, made.shares)

@@ -84,8 +84,10 @@ class FederationState(eqx.Module):
     """Clients that took part in the round."""
     trusted: Bool[Array, " entities"]
     """Those of them that pass the screening by the server's samples."""
+    doubted: Bool[Array, " entities"]
+    """Clients that failed it in their last round."""
     absent: Float[Array, " entities"]
-    """Rounds since each client last took part."""
+    """Rounds since each client last took part and was trusted."""
     move: Model
     """Last change of the aggregate."""
     server: ServerSamples
@@ -201,6 +203,7 @@ class Federation(Problem):
             equal_shares(task.mask),
             task.mask,
             task.mask,
+            ~task.mask,
             jnp.zeros(task.width),
             jnp.zeros_like(first),
             self._own_samples(jax.random.fold_in(key, 2)),
@@ -262,13 +265,12 @@ class Federation(Problem):
         keys = jax.vmap(lambda name: jax.random.fold_in(key, name))(self.identities[members])
         trained = jax.vmap(lambda c, k: self.train(aggregate, c, n, key=k))(members, keys)
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
-        absent = jnp.where(present, 0.0, last.absent + 1)
         counts, trusted = self.reported(task), present
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
         else:
-            own, trusted = self._screened(models, aggregate, present, last.server)
+            own, trusted = self._screened(models, aggregate, present, last)
             fedavg = average(shares_by_samples(counts, trusted), models)
             towards = fedavg + QUARTER * (models - fedavg)
             tried = jnp.concatenate([towards, jnp.stack([fedavg, aggregate])])
@@ -276,24 +278,31 @@ class Federation(Problem):
             scores = SampleScores(own, near[:-2], near[-2], near[-1], last.server.shown)
         updates, rounds = models - aggregate[None, :], n.astype(jnp.float32)
         submission = Submission(updates, trusted, counts, last.absent, move, rounds, scores)
-        latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
+        shown = self.state(submission)[:, None, :]
+        # A client that was away has no recent past: its present state fills the window.
+        past = jnp.where(last.absent[:, None, None] > 0, shown, last.history[:, 1:])
+        latest = jnp.concatenate([past, shown], axis=1)
         history = jnp.where(trusted[:, None, None], latest, last.history)
+        absent = jnp.where(trusted, 0.0, last.absent + 1)
         held = held if self.whole else jnp.where(present, held, last.held)
+        doubted = jnp.where(present, ~trusted, last.doubted)
         return FederationState(
-            n, aggregate, models, history, held, present, trusted, absent, move, last.server
+            *(n, aggregate, models, history, held, present, trusted, doubted, absent, move),
+            last.server,
         )
 
     def _screened(
-        self, models: Models, start: Model, present: Bool[Array, " entities"], own: ServerSamples
+        self, models: Models, start: Model, present: Bool[Array, " entities"], last: FederationState
     ) -> tuple[Float[Array, "entities samples"], Bool[Array, " entities"]]:
         """Probabilities of the right answers, and which clients pass the screening."""
+        own = last.server
         labels, real = self.labels[own.places], own.shown | own.kept
         chances, guesses = self.guesses(models, own.places)
         named = jax.nn.one_hot(guesses, self.classes) * real[:, None]
         asked = (jax.nn.one_hot(labels, self.classes) * real[:, None]).sum(0)
         known = jnp.minimum(named.sum(1) / jnp.maximum(asked, 1.0), 1.0)[:, labels] * real
         norms = jnp.linalg.norm(models - start, axis=-1)
-        return chances, is_trusted(guesses == labels, known, norms, present)
+        return chances, is_trusted(guesses == labels, known, norms, last.doubted, present)
 
     def _participants(self, task: Task, n: Int[Array, ""], key: PRNGKeyArray):
         """Clients of round n, as a mask and as positions; the number of positions is static."""

@@ -144,41 +144,44 @@ def shares_by_samples(counts: Any, mask: Any) -> Any:
 
 _LEAST_ACCURACY_RATIO = 0.5
 """A client passes the screening with this fraction of the median client's accuracy."""
-_STANDARD_ERRORS = 1.645
-"""Standard errors below that fraction from which a client fails: a one-sided level of 5 %."""
-_UNCHANGED_RATIO = 0.01
+UNCHANGED_RATIO = 0.01
 """A model is unchanged if its update is shorter than this fraction of the median update."""
 
 
-def is_trusted(right: Any, known: Any, norms: Any, mask: Any) -> Any:
+def is_trusted(right: Any, known: Any, norms: Any, doubted: Any, mask: Any) -> Any:
     """Whether each client passes the screening by the server's samples; others get no share.
 
-    A client fails if it is right on significantly less than half as many of the samples it claims to know
-    as the median client, or if it sends the model back unchanged. A client claims to know a sample as far
-    as it names the sample's class as often as the class occurs: one that holds two classes of ten is wrong
-    on most samples and right on those it claims to know. If most clients fail, all pass.
+    A client fails if it is right on less than half as many of the samples it claims to know as the median
+    client, by more than a standard error, or if it sends the model back unchanged. A client that failed in
+    its last round needs half, without that allowance. A client claims to know a sample as far as it names
+    the sample's class as often as the class occurs: one that holds two classes of ten is wrong on most
+    samples and right on those it claims to know. If at least half of the clients fail, all pass.
 
     Parameters
     ----------
     right, known : array of shape (clients, samples)
         Whether an answer is right, and how far the client claims to know the sample, in [0, 1].
-    norms, mask : array of shape (clients,)
-        Lengths of the updates, and which rows are clients.
+    norms, doubted, mask : array of shape (clients,)
+        Lengths of the updates, whether the client failed in its last round, and which rows are clients.
 
     Examples
     --------
-    >>> right = np.arange(20) < np.array([[18], [16], [2]])
-    >>> is_trusted(right, np.ones((3, 20)), np.ones(3), np.ones(3, bool)).tolist()
-    [True, True, False]
+    >>> import numpy as np
+    >>> right = np.arange(20) < np.array([[18], [16], [6], [2]])
+    >>> known, ones = np.ones((4, 20)), np.ones(4)
+    >>> is_trusted(right, known, ones, ones < 1, ones > 0).tolist()
+    [True, True, True, False]
+    >>> is_trusted(right, known, ones, ones > 0, ones > 0).tolist()
+    [True, True, False, False]
     """
     xp = known.__array_namespace__()
     asked = xp.maximum(known.sum(1), 1e-6)
     hits = (known * right).sum(1)
     least = _LEAST_ACCURACY_RATIO * _lower_median(hits / asked, mask)
-    error = xp.sqrt(least * (1 - least) / asked)
+    allowance = xp.where(doubted, 0.0, xp.sqrt(least * (1 - least) / asked))
     # Half a sample more: the continuity correction of the normal approximation.
-    passes = (hits + 0.5) / asked >= least - _STANDARD_ERRORS * error
-    passes = passes & (norms >= _UNCHANGED_RATIO * _lower_median(norms, mask)) & mask
+    passes = (hits + 0.5) / asked >= least - allowance
+    passes = passes & (norms >= UNCHANGED_RATIO * _lower_median(norms, mask)) & mask
     return xp.where(2 * passes.sum() > mask.sum(), passes, mask)
 
 
