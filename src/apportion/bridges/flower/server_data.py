@@ -52,9 +52,9 @@ class Judged:
         """Log of each probability, for the gate."""
         return np.log(self.chances + CHANCE_OFFSET)
 
-    def is_better(self, other: "Judged") -> bool:
-        """Whether it is better by more than the standard error."""
-        return bool(is_better(self.logs - other.logs))
+    def is_better(self, other: "Judged", errors: float = 1.0) -> bool:
+        """Whether it is better by more than so many standard errors."""
+        return bool(is_better(self.logs - other.logs, errors=errors))
 
     def passes_gate(self, fedavg: "Judged") -> bool:
         """Whether the model is used instead of FedAvg's."""

@@ -273,9 +273,8 @@ class Federation(Problem):
             own, trusted = self._screened(models, aggregate, present, last)
             fedavg = average(shares_by_samples(counts, trusted), models)
             towards = fedavg + QUARTER * (models - fedavg)
-            tried = jnp.concatenate([towards, jnp.stack([fedavg, aggregate])])
-            near = self.chances(tried, last.server.places)
-            scores = SampleScores(own, near[:-2], near[-2], near[-1], last.server.shown)
+            near = self.chances(jnp.concatenate([towards, fedavg[None]]), last.server.places)
+            scores = SampleScores(own[:-1], near[:-1], near[-1], own[-1], last.server.shown)
         updates, rounds = models - aggregate[None, :], n.astype(jnp.float32)
         submission = Submission(updates, trusted, counts, last.absent, move, rounds, scores)
         shown = self.state(submission)[:, None, :]
@@ -294,15 +293,17 @@ class Federation(Problem):
     def _screened(
         self, models: Models, start: Model, present: Bool[Array, " entities"], last: FederationState
     ) -> tuple[Float[Array, "entities samples"], Bool[Array, " entities"]]:
-        """Probabilities of the right answers, and which clients pass the screening."""
+        """Probabilities of the right answers, those of `start` last, and which clients are trusted."""
         own = last.server
         labels, real = self.labels[own.places], own.shown | own.kept
-        chances, guesses = self.guesses(models, own.places)
+        chances, guesses = self.guesses(jnp.concatenate([models, start[None]]), own.places)
+        right, guesses = guesses == labels, guesses[:-1]
         named = jax.nn.one_hot(guesses, self.classes) * real[:, None]
         asked = (jax.nn.one_hot(labels, self.classes) * real[:, None]).sum(0)
         known = jnp.minimum(named.sum(1) / jnp.maximum(asked, 1.0), 1.0)[:, labels] * real
         norms = jnp.linalg.norm(models - start, axis=-1)
-        return chances, is_trusted(guesses == labels, known, norms, last.doubted, present)
+        seen = (right[:-1], right[-1], known, norms, last.doubted, present)
+        return chances, is_trusted(*seen)
 
     def _participants(self, task: Task, n: Int[Array, ""], key: PRNGKeyArray):
         """Clients of round n, as a mask and as positions; the number of positions is static."""
