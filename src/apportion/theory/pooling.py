@@ -187,6 +187,13 @@ class Pooling:
             return "pool"
         return "do not pool" if self.distance.low**2 > room else "unclear"
 
+    @property
+    def crossovers(self) -> Float[np.ndarray, " tasks"]:
+        """The N per task beyond which each task is expected to do better alone."""
+        squared = np.array([distance.value for distance in self.distances]) ** 2
+        with np.errstate(divide="ignore"):
+            return np.where(squared > 0, self.samples * self.room / squared, np.inf)
+
 
 def should_pool(transitions: Transitions, *, gamma: float, resamples: int = 400) -> Pooling:
     """Estimate the tasks' distances from their pool, and whether pooling is expected to help.

@@ -126,8 +126,10 @@ def _both(
     """
     key = jax.random.key(seed)
     keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
-    ours = Learned if isinstance(policy, AggregationPolicy) else PolicyAggregator
-    learned = ours(policy)
+    if isinstance(policy, AggregationPolicy):
+        learned: Aggregator = Learned(policy)
+    else:
+        learned = PolicyAggregator(policy)
     return [run_episodes(federation, each, tasks, keys) for each in (learned, other)]
 
 
