@@ -4,13 +4,14 @@
 
 Digits of 7 x 7 pixels and synthetic tables of as many columns, ten classes each. `fast` clients nearly
 converge in 20 rounds and overfit wrong labels; `slow` ones do not converge. Writes a row for each
-circumstance, kind and method, with plain and balanced accuracy, to DIR/flower/circumstances.csv; DIR is
+federation and method, with plain and balanced accuracy, to DIR/flower/circumstances.csv; DIR is
 docs/results by default.
 """
 
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 import equinox as eqx
 import jax
@@ -22,7 +23,7 @@ from table import DOCS, options
 from apportion.domains.federated import aggregators
 from apportion.domains.federated.aggregators import CHANCE_OFFSET, Memoryless, Received, is_better
 from apportion.domains.federated.data import KINDS, Digits, embedded_digits, mixture
-from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.federation import Federation, ServerSamples
 from apportion.domains.federated.policy import shipped_policy
 from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.federated.states import average
@@ -78,7 +79,6 @@ METHODS = {
     "FedAvg": aggregators.BySamples(),
     "FedAvgM": aggregators.ServerStep(momentum=0.7),
     "median": aggregators.Median(),
-    "trimmed mean": aggregators.TrimmedMean(0.3),
     "Multi-Krum": MultiKrum(),
     "gradient shares, momentum": peers.GradientShares(momentum=0.5),
     "fine-tuned": peers.FineTuned(),
@@ -87,24 +87,38 @@ METHODS = {
 }
 
 
+class Sized(Federation):
+    """A federation whose server has `count` samples, 200 at most: one program for any number."""
+
+    count: jax.Array
+
+    def __init__(self, *args, count, **options):
+        super().__init__(*args, **options)
+        self.count = jnp.asarray(count)
+
+    def _own_samples(self, key):
+        places = jax.random.permutation(key, self.evaluation)[:200]
+        real = jnp.arange(200) < self.count
+        kept = real & (jnp.arange(200) % 4 == 3)
+        return ServerSamples(places, real & ~kept, kept)
+
+
 @dataclass(frozen=True)
 class Circumstance:
-    """Number of clients and of the server's samples, and how much of it takes part."""
+    """Numbers of clients, and how many of them take part in a round."""
 
-    clients: int = 10
-    samples: int = 200
-    participation: float = 1.0
-    own: int = 50
+    clients: tuple[int, ...]
+    participation: float
+    own: int
     """Samples of a client."""
+    samples: tuple[int, ...]
+    """Numbers of the server's samples."""
 
 
-CIRCUMSTANCES = {
-    "10 clients, 200 samples": Circumstance(),
-    "10 clients, 20 samples": Circumstance(samples=20),
-    "5 clients, 200 samples": Circumstance(5),
-    "20 clients, 200 samples": Circumstance(20),
-    "100 clients, a tenth a round": Circumstance(100, participation=0.1, own=36),
-}
+CIRCUMSTANCES = (
+    Circumstance((10, 5), 1.0, 50, (200, 20)),
+    Circumstance((100,), 0.1, 36, (200,)),
+)
 
 
 @cache
@@ -158,35 +172,35 @@ def final_accuracies(federation: Federation, aggregator, tasks, keys):
     return jax.vmap(episode)(tasks, keys)
 
 
-def compare(name: str, where: str, seeds: int) -> list[dict]:
-    """Rows of all methods and kinds in a circumstance, on some data."""
-    own, (data, rate) = CIRCUMSTANCES[name], RATES[where]
-    digits, wanted = data_of(data), [(k, own.clients, s) for k in CASES for s in range(seeds)]
-    dealt = mixture(digits, wanted, np.flatnonzero(~digits.server), samples=own.own)
-    settings = GradientSettings(
-        rounds=ROUNDS, epochs=EPOCHS, client_rate=rate, evaluation=250, test=TESTED, width=24,
-        pooling=1, block=1000,
-    )  # fmt: skip
-    federation = Federation(
-        dealt.digits, dealt.partition, settings, participation=own.participation,
-        drawn=(own.samples, own.samples), gate=True,
-    )  # fmt: skip
+def compare(own: Circumstance, seeds: int) -> list[dict]:
+    """Rows of all methods, kinds and data in some circumstances."""
+    wanted = [(k, c, s) for c in own.clients for k in CASES for s in range(seeds)]
     keys = jnp.stack([
         jax.random.fold_in(jax.random.key(1000 + seed), KINDS.index(kind)) for kind, _, seed in wanted
     ])  # fmt: skip
     rows = []
-    for method, aggregator in METHODS.items():
-        if own.clients > 15 and method in ("trimmed mean", "learned, then tuned"):
+    for (method, aggregator), (where, (data, rate)) in product(METHODS.items(), RATES.items()):
+        if own.participation < 1 and (method == "learned, then tuned" or where == "rare classes"):
             continue
-        found = np.array(final_accuracies(federation, aggregator, dealt.tasks, keys))
-        plain, balanced = found.reshape(2, len(CASES), seeds)
-        print(f"{name}; {where}; {method}: {plain.mean():.3f}", flush=True)
-        rows += [
-            {"circumstance": name, "data": where, "kind": kind, "method": method, "seed": seed,
-             "accuracy": round(float(plain[k, seed]), 4),
-             "balanced": round(float(balanced[k, seed]), 4)}
-            for k, kind in enumerate(CASES) for seed in range(seeds)
-        ]  # fmt: skip
+        digits = data_of(data)
+        dealt = mixture(digits, wanted, np.flatnonzero(~digits.server), samples=own.own)
+        settings = GradientSettings(
+            rounds=ROUNDS, epochs=EPOCHS, client_rate=rate, evaluation=250, test=TESTED, width=24,
+            pooling=1, block=1000,
+        )  # fmt: skip
+        for count in own.samples:
+            federation = Sized(
+                dealt.digits, dealt.partition, settings, participation=own.participation,
+                gate=True, count=count,
+            )  # fmt: skip
+            found = np.array(final_accuracies(federation, aggregator, dealt.tasks, keys))
+            print(f"{own.clients}, {count}, {where}, {method}: {found[0].mean():.3f}", flush=True)
+            rows += [
+                {"clients": clients, "participation": own.participation, "samples": count,
+                 "data": where, "kind": kind, "method": method, "seed": seed,
+                 "accuracy": round(float(plain), 4), "balanced": round(float(balanced), 4)}
+                for (kind, clients, seed), plain, balanced in zip(wanted, *found, strict=True)
+            ]  # fmt: skip
     return rows
 
 
@@ -194,13 +208,10 @@ def main() -> None:
     parser = options(__doc__, out=DOCS / "results")
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
-    rows = []
-    for name in CIRCUMSTANCES:
-        for where in RATES if name == "10 clients, 200 samples" else list(RATES)[:4]:
-            rows += compare(name, where, asked.seeds)
-            folder = asked.out / "flower"
-            folder.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame(rows).to_csv(folder / "circumstances.csv", index=False)
+    rows = [row for own in CIRCUMSTANCES for row in compare(own, asked.seeds)]
+    folder = asked.out / "flower"
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / "circumstances.csv", index=False)
     about = {"command": f"python benchmarks/flower_circumstances.py --seeds {asked.seeds}"}
     (folder / "circumstances.json").write_text(json.dumps(about, indent=1) + "\n")
 
