@@ -342,13 +342,13 @@ def test_a_client_that_knows_one_class_alone_is_heard():
 
 
 def test_a_client_that_was_wrong_needs_more_to_be_heard_again():
-    rng, wrong = np.random.default_rng(0), np.roll(TRUTH, 1, axis=1)
+    wrong = np.roll(TRUTH, 1, axis=1)
     # Right on 63 % of the samples, which is within a standard error of two thirds.
     partly = np.where(np.arange(60)[:, None] < 38, TRUTH, wrong)
-    fresh, known = begin(strategy_of()), begin(strategy_of())
+    fresh, known = (begin(strategy_of(), 0.1 * TRUTH) for _ in range(2))
     known.aggregate_train(1, replies_of([TRUTH, TRUTH, TRUTH, wrong]))
     for strategy, n in ((fresh, 1), (known, 2)):
-        begin(strategy, rng.normal(size=TRUTH.shape).astype(np.float32), n)
+        begin(strategy, (0.1 + 0.1 * n) * TRUTH, n)
         strategy.aggregate_train(n, replies_of([TRUTH, TRUTH, TRUTH, partly]))
     assert fresh.to_frame()["outcome"].tolist().count("wrong") == 0
     assert known.to_frame()["outcome"].tolist().count("wrong") == 2

@@ -90,12 +90,13 @@ def plain():
     return episodes(opinionated())
 
 
-def test_the_untrained_policy_is_fedavg():
+def test_the_untrained_policy_is_fedavg_among_trusted_clients():
     found = np.asarray(episodes(UNTRAINED).shares)
-    for task, shares in zip(TASKS, found, strict=True):
-        counts = FEDERATION.counts[task.members].astype(float)
-        expected = np.asarray(shares_by_samples(counts, task.mask))
-        np.testing.assert_allclose(shares, np.tile(expected, (4, 1)), atol=1e-6)
+    for task, rounds in zip(TASKS, found, strict=True):
+        counts = np.asarray(FEDERATION.counts[task.members], np.float32)
+        expected = [shares_by_samples(counts, shares > 0) for shares in rounds]
+        np.testing.assert_allclose(rounds, expected, atol=1e-6)
+    assert (found > 0).mean() > 0.9
     # Clients of unequal size have unequal shares.
     assert np.ptp(found[0, 0]) > 0.01
 

@@ -292,7 +292,7 @@ class Federation(Problem):
 
     def _screened(
         self, models: Models, start: Model, present: Bool[Array, " entities"], last: FederationState
-    ) -> tuple[Float[Array, "entities samples"], Bool[Array, " entities"]]:
+    ) -> tuple[Float[Array, "_ samples"], Bool[Array, " entities"]]:
         """Probabilities of the right answers, those of `start` last, and which clients are trusted."""
         own = last.server
         labels, real = self.labels[own.places], own.shown | own.kept
