@@ -157,20 +157,16 @@ class ServerData:
 
         Every fourth of the samples is scored by a model trained on the others; these scores are returned.
         """
-        count = len(judged.logs)
-        folds, parts = np.arange(count) % FOLDS, []
+        count, parts = len(judged.logs), []
+        folds = np.arange(count) % FOLDS
         for fold in range(FOLDS):
             own = self._guarded(partial(self._train, chosen=np.flatnonzero(folds != fold)), model)
-            found = None if own is None else self.judged(own)
-            if found is None:
+            part = None if own is None else self.judged(own)
+            if part is None:
                 return None
-            parts.append(found)
-        held_out = Judged(
-            *(
-                np.choose(folds, [getattr(part, name) for part in parts])
-                for name in ("chances", "right", "known", "good")
-            )
-        )
+            parts.append(part)
+        found = [np.choose(folds, [vars(part)[name] for part in parts]) for name in vars(judged)]
+        held_out = Judged(*found)
         if not held_out.is_better(judged) or held_out.accuracy < judged.accuracy:
             return None
         made = self._guarded(partial(self._train, chosen=np.arange(count)), model)

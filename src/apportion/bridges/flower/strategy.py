@@ -316,22 +316,23 @@ def _least_trusted(notes: list[ClientNote]) -> list[str]:
 
     >>> wrong = ClientNote(1, 8, "wrong", 0.12, 0.0)
     >>> _least_trusted([ClientNote(1, 6, "kept", 0.8, 0.5), ClientNote(1, 7, "kept", 0.86, 0.5), wrong])
-    ['least trusted: node 8: share 0.000, right on 12 % of the samples, the others on 83 %']
+    ['least trusted: node 8: share 0.000, right on 12 % of the samples; the others on 83 %']
     """
-    frame = pd.DataFrame(notes, columns=pd.Index(ClientNote._fields)).dropna(subset="accuracy")
-    means = frame.groupby("node")[["accuracy", "share"]].mean()
-    equal = (
-        frame.groupby("round")["share"].transform(lambda own: 1 / len(own)).groupby(frame["node"])
+    heard = Counter(own.round for own in notes if np.isfinite(own.accuracy))
+    found: dict[int, list[tuple[float, float, float]]] = {}
+    for own in notes:
+        if np.isfinite(own.accuracy):
+            found.setdefault(own.node, []).append((own.share, own.accuracy, 1 / heard[own.round]))
+    means = {node: np.mean(own, 0) for node, own in found.items()}
+    low = sorted(node for node, (share, _, equal) in means.items() if share < 0.5 * equal)
+    others = np.mean([own[1] for node, own in means.items() if node not in low])
+    words = [
+        f"node {node}: share {means[node][0]:.3f}, right on {100 * means[node][1]:.0f} % of the samples"
+        for node in sorted(low, key=lambda node: means[node][0])[:5]
+    ]
+    return (
+        [f"least trusted: {'; '.join(words)}; the others on {100 * others:.0f} %"] if words else []
     )
-    low = means[means["share"] < 0.5 * equal.mean()].nsmallest(5, "share")
-    words = []
-    for node, own in low.iterrows():
-        others = means["accuracy"].drop(low.index).mean()
-        words.append(
-            f"node {node}: share {own['share']:.3f}, right on {own['accuracy']:.0%} of the samples, "
-            f"the others on {others:.0%}".replace("%", " %")
-        )
-    return [f"least trusted: {'; '.join(words)}"] if words else []
 
 
 class LearnedAggregation(GuardedFedAvg):
@@ -578,28 +579,23 @@ class LearnedAggregation(GuardedFedAvg):
         by = POLICYS if passed and trust > 0 else FEDAVGS
         made = _Aggregated(model, updates, way[0], fedavg.accuracies, *way[1:], by)
         # A model that was tuned on the samples looks better on them than it is.
-        fair = self.gate and not self._tuned and before is not None
-        if fair and found is not None and found.is_harmful(before):
+        fair = self.gate and not self._tuned
+        if fair and found is not None and before is not None and found.is_harmful(before):
             made, found = replace(fedavg, model=start, shares=0 * shares, by=LAST), before
         self._memory.keep(nodes, shown, made.shares)
-        self._warn_of_rare_clients(len(updates))
-        few = len(self._memory.clients) < FEW_CLIENTS
-        tunes = self.server.tune is not None and few and found is not None
-        better = self.server.tuned(made.model, found) if tunes else None
+        clients = len(self._memory.clients)
+        if clients > RARE_CLIENT_ROUNDS * len(updates) and not self._warned:
+            self._warned = True
+            _log.warning(
+                "clients take part in few rounds: ShareGradient is better, see its docstring"
+            )
+        few = clients < FEW_CLIENTS
+        tunes = self.server.tune is not None and few
+        better = self.server.tuned(made.model, found) if tunes and found is not None else None
         self._tuned = better is not None
         if better is not None:
             made, found = replace(made, model=better[0], by=TUNED), better[1]
         return replace(made, gain=gain, accuracy=np.nan if found is None else found.accuracy)
-
-    def _warn_of_rare_clients(self, replies: int) -> None:
-        """Recommend `ShareGradient`, once, if clients take part in few rounds."""
-        if not self._warned and len(self._memory.clients) > RARE_CLIENT_ROUNDS * replies:
-            self._warned = True
-            _log.warning(
-                "a client takes part in less than one round of %d: the policy knows little of it, and "
-                "ShareGradient is better if JAX can differentiate the loss",
-                RARE_CLIENT_ROUNDS,
-            )
 
     def _shown(
         self,
@@ -715,7 +711,8 @@ class ShareGradient(GuardedFedAvg):
     """FedAvg with shares by gradient descent on the server's loss, and with momentum.
 
     In every round the server minimises L(sum_i a_i v_i) in the shares a, regularised towards FedAvg's.
-    With a few dozen samples it overfits; then `LearnedAggregation` is better.
+    With a few dozen samples it overfits; then `LearnedAggregation` is better. If each client takes part in
+    few rounds and there are 200 samples, this one is better by one to three points.
 
     Parameters
     ----------
