@@ -1,8 +1,4 @@
-"""The charging study's README sentences, its leads, and what its cells train."""
-
-import json
-import re
-from pathlib import Path
+"""The charging study's leads, and what its cells train."""
 
 import numpy as np
 import pandas as pd
@@ -10,30 +6,6 @@ import pytest
 
 from apportion_studies.charging import charging
 from apportion_studies.charging.charging import _kwh_of, _lead
-
-COMMITTED = Path(__file__).parents[4] / "docs" / "results" / "charging"
-
-
-def test_the_readme_says_what_the_verdicts_say():
-    readme = (COMMITTED.parents[2] / "README.md").read_text()
-    verdicts = json.loads((COMMITTED / "verdict.json").read_text())
-
-    def found(claim):
-        some = [v for v in verdicts if re.search(claim, v["claim"])]
-        return some, sum(v["estimate"] >= 0 for v in some), sum(v["holds"] for v in some)
-
-    best, ahead, sure = found("the best scheduler there [(](Caltech|JPL)")
-    assert f"ahead in {ahead}, established in {sure}" in readme
-    over_llf, _, sure = found("^MTL serves more than llf[, ].*[(](Caltech|JPL)")
-    assert f"over least laxity first established in {sure}" in readme
-    planned, ahead, sure = found("^MTL serves more than mpc [(](Caltech|JPL)")
-    assert f"it is ahead in {ahead} of {len(planned)}, established in {sure}" in readme
-    mixed, ahead, sure = found("the best scheduler there [(]mixed garage")
-    assert f"in a mixed garage ahead in {ahead}, established in {sure}" in readme
-    assert len(best) == len(over_llf) == len(mixed) == 12
-    for verdict in found("than STL")[0]:
-        low, high = verdict["interval"]
-        assert f"+{verdict['estimate']:.2f} [{low:.2f}, {high:.2f}]" in readme
 
 
 def test_a_lead_is_plain_arithmetic():
