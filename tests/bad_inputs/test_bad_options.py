@@ -24,7 +24,7 @@ from refusals import WIDE, assert_refused, cases, cell, finished, of
     ("demo, no such domain", "demo budgit", "did you mean budget?"),
     ("demo of a domain without", "demo budget", "has no demo run of its own"),
     ("demo in a file", "demo --out f", "f: is a file", {"f": "mine"}),
-    ("demo among others", "demo --out d", "holds other files, such as f", {"d/f": "mine"}),
+    ("demo among others", "demo --out d", "contains other files, such as f", {"d/f": "mine"}),
     ("check, what", "check --price p.csv", "did you mean --prices?"),
     ("no such command", "chekc", ("choose demo, train, resume", "did you mean check?")),
     *of("budget", ("demo over a run", "demo charging --out run", "holds another run")),

@@ -77,7 +77,7 @@ def settings(job: str, *rows: tuple):
     ("a slip in out", "train budget --outt=x", "no option --outt; did you mean --out?"),
     ("no such job", "train portfoli --out out", ("did you mean portfolio?",)),
     ("out is a file", "train budget --out f", ("f: is a file",), {"f": "mine"}),
-    ("out holds a run", "train budget --out run", ("already holds a run", "resume"), {}, "budget"),
+    ("out holds a run", "train budget --out run", ("contains a run", "resume"), {}, "budget"),
     (
         "out holds others",
         "train budget --out d",

@@ -46,7 +46,7 @@ LATE = PRICES | {"h.csv": UNITS, "p.csv": cell(40, 1, "")}
     ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is read",), HELD, "portfolio"),
     ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
-    ("cut short", f"{ALLOCATE} h.csv", ("A has no price on", "--delisted A"), LATE, "portfolio"),
+    ("truncated", f"{ALLOCATE} h.csv", ("A has no price on", "--delisted A"), LATE, "portfolio"),
     ("no price", f"{ALLOCATE} h.csv --delisted A", ("A is held and has no price",), LATE, "portfolio"),
     ("in a garage", "allocate run --delisted A", ("takes no --delisted",), {}, "charging"),
 )  # fmt: skip

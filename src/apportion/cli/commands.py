@@ -557,7 +557,7 @@ def make_study(arguments: Sequence[str]) -> Command:
             found = sorted(e.name for e in folder.glob("*") if not e.name.startswith("."))
             if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
                 raise InputError(
-                    f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
+                    f"{folder}: contains other files, such as {found[0]}; choose a new or an empty folder"
                 )
         request = Request(
             scale, seed, prices, images, ("all",) if allow_jumps == () else allow_jumps
