@@ -105,7 +105,7 @@ def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
         perform(toy(), tmp_path / "busy")
     (tmp_path / "told").mkdir()
     (tmp_path / "told" / "study.json").write_text('{"seconds": "long"}')
-    with pytest.raises(InputError, match="does not say how the study was computed"):
+    with pytest.raises(InputError, match="does not record how the study was computed"):
         perform(toy(), tmp_path / "told")
 
 
@@ -332,7 +332,7 @@ def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
     tmp_path, monkeypatch, toys
 ):
     monkeypatch.setattr(registry, "_read_data", lambda request: {"digits": None})
-    with pytest.raises(InputError, match="study bound reads no digits; leave --images out"):
+    with pytest.raises(InputError, match="study bound reads no digits; omit --images"):
         list(registry.perform("bound", tmp_path / "no", registry.Request()))
     assert not (tmp_path / "no").exists()
     assert len(list(registry.perform("all", tmp_path / "all", registry.Request()))) == 2

@@ -58,7 +58,7 @@ def test_a_stopped_process_and_one_without_news_are_named(tmp_path, monkeypatch)
             (tmp_path / "go").touch()
 
     perform(plan, tmp_path / "toy", Processes(1), progress=watch)
-    assert re.fullmatch(r"0 of 6 cells, no news from process \d+ for a minute", seen[0])
+    assert re.fullmatch(r"0 of 6 cells, no message from process \d+ for a minute", seen[0])
     assert re.search(r"process (\d+) is stopped; continue it with `kill -CONT \1`", seen[1])
 
 
