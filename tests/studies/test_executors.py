@@ -49,7 +49,7 @@ def test_a_stopped_process_and_one_without_news_are_named(tmp_path, monkeypatch)
     monkeypatch.setattr(executors, "_SILENT_SECONDS", 0.2)
 
     def watch(what, fraction):
-        if "no news" in what and not seen:
+        if "no message" in what and not seen:
             seen.append(what)
             os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
         if "stopped" in what and len(seen) == 1:
@@ -143,7 +143,7 @@ def test_where_a_gpu_is_full_fewer_go_on(tmp_path, begun):
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
     threads.setattr(executors, "_work", lambda connection, number, plans: connection.end.close())
-    with pytest.raises(InputError, match="cell cell-0 died 2 times.*give fewer --processes"):
+    with pytest.raises(InputError, match="cell cell-0 died 2 times.*fewer --processes"):
         perform(toy(), tmp_path / "toy", Processes(1))
 
 
