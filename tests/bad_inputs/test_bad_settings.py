@@ -29,7 +29,7 @@ def settings(job: str, *rows: tuple):
         ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
         ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
         ("--taskz 3", "did you mean --tasks?"),
-        ("extra", "one argument too many"),
+        ("extra", "unexpected argument 'extra'"),
     ),
     *options(
         "portfolio --prices p.csv",

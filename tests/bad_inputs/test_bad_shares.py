@@ -43,12 +43,12 @@ LATE = PRICES | {"h.csv": UNITS, "p.csv": cell(40, 1, "")}
 
 @cases(
     ("other out", f"{ALLOCATE} h.csv --out o.txt", ("o.txt", ".csv"), HELD, "portfolio"),
-    ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is read",), HELD, "portfolio"),
+    ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is also an input",), HELD, "portfolio"),
     ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
-    ("truncated", f"{ALLOCATE} h.csv", ("A has no price on", "--delisted A"), LATE, "portfolio"),
+    ("cut short", f"{ALLOCATE} h.csv", ("A has no price on", "--delisted A"), LATE, "portfolio"),
     ("no price", f"{ALLOCATE} h.csv --delisted A", ("A is held and has no price",), LATE, "portfolio"),
-    ("in a garage", "allocate run --delisted A", ("takes no --delisted",), {}, "charging"),
+    ("in a garage", "allocate run --delisted A", ("has no --delisted",), {}, "charging"),
 )  # fmt: skip
 def test_trades_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -106,7 +106,7 @@ def test_ctrl_c_saves_and_its_settings_run_it_again_to_the_same_bits(
     last = "checkpoints/step-000000006.safetensors"
     for file in ("policy.safetensors", "settings.toml", "results.json", last):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
-    assert "nothing was left to do" in apportion("resume", again).stdout
+    assert "is already finished" in apportion("resume", again).stdout
 
 
 def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
@@ -136,7 +136,7 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     toys.write_text("ball\n")
     for out, words in (
         (tmp_path / "a.txt", "write to a .csv or a .json file"),
-        (toys, "is read as well"),
+        (toys, "is also an input"),
         (plain / "b.csv", "is a file"),
         (tmp_path, "write to a .csv"),
     ):
@@ -220,7 +220,7 @@ def test_a_folder_after_another_runs_folder_is_asked_for_first(trained, tmp_path
     settings.write_text(settings.read_text().replace('"toy"', '"budget"'))
     (tmp_path / "other" / SUMS).unlink()
     given = ("certify", "--against", tmp_path / "other", trained[0])
-    assert_refused(apportion(*given), "give this folder first")
+    assert_refused(apportion(*given), "put this folder first")
 
 
 def test_a_demo_is_shown_continued_and_never_replaced(tmp_path):
@@ -234,7 +234,7 @@ def test_a_demo_is_shown_continued_and_never_replaced(tmp_path):
     assert "policy" in one_object(apportion(*given, "--json"))["results"]
     assert (folder / "policy.safetensors").read_bytes() == policy
     assert apportion(*given).stdout == f"wrote {folder / 'report.html'}\n"
-    assert_refused(apportion(*given, "--seed", 1), "holds another run")
+    assert_refused(apportion(*given, "--seed", 1), "contains another run")
 
 
 def test_one_flipped_bit_of_any_file_of_a_run_is_seen(trained, tmp_path):

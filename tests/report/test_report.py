@@ -338,7 +338,10 @@ def test_the_page_its_cards_and_its_plots_fit_the_window_and_print_unfolded(
 def test_a_page_without_its_script_reports_that_it_is_missing(browser, run_folder, tmp_path):
     shutil.copy(run_folder / "report.html", tmp_path)
     browser.get((tmp_path / "report.html").as_uri())
-    assert "plotly.min.js is not beside this page" in browser.find_element("id", "no-plots").text
+    assert (
+        "plotly.min.js is not in the folder of this page"
+        in browser.find_element("id", "no-plots").text
+    )
     assert browser.find_element("xpath", "//figure[h3='Drawdown']/figcaption").text
     # An inline page needs no script beside it.
     shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("*.js"))

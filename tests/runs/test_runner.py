@@ -113,7 +113,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_every_file_whole(
         code, out, err = command("train", "budget", "--out", str(folder), *SMALL.split())
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
-    assert "No space left on device; make room" in err
+    assert "No space left on device; free some space" in err
     assert "apportion resume" in err
     assert not list(tmp_path.rglob("*.part"))
     if not room:

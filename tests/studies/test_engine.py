@@ -64,7 +64,7 @@ def test_a_folder_holds_what_the_plan_keeps_of_all_rows(tmp_path):
 
 def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path):
     log, cut = tmp_path / "log", tmp_path / "cut"
-    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; the same command"):
+    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; run the same command"):
         perform(toy(log), cut, progress=after(log, 2, ask_to_stop))
     assert len(computed(log)) == 2
     assert not (cut / "verdict.json").exists()

@@ -32,7 +32,7 @@ def test_deaths_are_made_good_a_stop_ends_every_process_and_the_rows_are_the_sam
         if fraction > 0.6 and {"cell-4", "cell-5"} <= set(computed(log)):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; the same command"):
+    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; run the same command"):
         perform(plan, tmp_path / "two", Processes(2), progress=ask)
     assert not multiprocessing.active_children()
     # What was finished before a death or a stop is not computed again.
