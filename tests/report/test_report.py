@@ -301,7 +301,7 @@ def test_a_hostile_name_stays_text_everywhere(desktop):
     assert desktop.find_elements("css selector", "img[src='x'], [onerror]") == []
     with pytest.raises(NoAlertPresentException):
         _ = desktop.switch_to.alert
-    path = "//figure[h3[contains(., 'differ from equal')]]//*[@class='legendtext']"
+    path = "//figure[h3[contains(., 'equal shares over time')]]//*[@class='legendtext']"
     assert {name.text for name in desktop.find_elements("xpath", path)} == set(TICKERS)
     assert HOSTILE in desktop.find_element("css selector", "h1").text
 

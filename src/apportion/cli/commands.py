@@ -528,7 +528,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         allow_jumps
             Accept these price jumps, each as TICKER:DAY; without values, accept all jumps.
         images
-            File such as mnist.npz for federated studies; by default 5,000 embedded digits.
+            File such as mnist.npz for studies of federations; by default 5,000 embedded digits.
         draw
             Compute nothing; write table, plot and verdicts from the saved cells.
         processes
