@@ -126,7 +126,7 @@ def test_clusters_alike_in_size_are_a_plain_mean_and_two_clusterings_add_their_v
 def test_clusters_without_size_are_none_and_one_cluster_has_no_interval():
     alone = clustered_ratio((np.array([3.0, 0.0]), np.array([2.0, 0.0])))
     assert (alone.value, alone.low, alone.n) == (1.5, -np.inf, 1)
-    with pytest.raises(InputError, match="some size"):
+    with pytest.raises(InputError, match="positive sum of sizes"):
         clustered_ratio((np.zeros(2), np.zeros(2)))
 
 

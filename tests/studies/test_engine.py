@@ -64,7 +64,7 @@ def test_a_folder_holds_what_the_plan_keeps_of_all_rows(tmp_path):
 
 def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path):
     log, cut = tmp_path / "log", tmp_path / "cut"
-    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; the same command"):
+    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; run the same command"):
         perform(toy(log), cut, progress=after(log, 2, ask_to_stop))
     assert len(computed(log)) == 2
     assert not (cut / "verdict.json").exists()
@@ -105,7 +105,7 @@ def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
         perform(toy(), tmp_path / "busy")
     (tmp_path / "told").mkdir()
     (tmp_path / "told" / "study.json").write_text('{"seconds": "long"}')
-    with pytest.raises(InputError, match="does not say how the study was computed"):
+    with pytest.raises(InputError, match="does not record how the study was computed"):
         perform(toy(), tmp_path / "told")
 
 
@@ -320,7 +320,7 @@ def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
     tmp_path, monkeypatch, toys
 ):
     monkeypatch.setattr(registry, "_read_data", lambda request: {"digits": None})
-    with pytest.raises(InputError, match="study bound reads no digits; leave --images out"):
+    with pytest.raises(InputError, match="study bound reads no digits; omit --images"):
         list(registry.perform("bound", tmp_path / "no", registry.Request()))
     assert not (tmp_path / "no").exists()
     assert len(list(registry.perform("all", tmp_path / "all", registry.Request()))) == 2
