@@ -285,8 +285,8 @@ class GaussianLogits(eqx.Module):
 
     def sample(self, logits: Logits, mask: Mask, *, key: PRNGKeyArray) -> Logits:
         """Sample an action."""
-        # XLA 0.10 for ARM processors computes wrong noise if it fuses it with what reads it: without the
-        # barrier the shares that a simulator receives are NaN or 0.
+        # On ARM processors XLA (JAX 0.10.2) computes wrong noise if it fuses it with what reads it:
+        # without the barrier the shares that a simulator receives are NaN or 0.
         noise = jax.lax.optimization_barrier(jax.random.normal(key, logits.shape, logits.dtype))
         return jnp.where(mask, logits + jnp.exp(self.log_noise_std) * noise, 0.0)
 
