@@ -51,7 +51,7 @@ LABELS = {
     "federations": "Other federations",
 }
 """What the studies are called on the pages, in their order."""
-VERDICT = ("claim", "whose", "verdict", "after Holm", "estimate", "95 % interval", "n")
+VERDICT = ("claim", "whose", "verdict", "before Holm", "levels", "estimate", "95 % interval", "n")
 
 
 def studies() -> list[str]:
@@ -73,18 +73,25 @@ def about_study(study: str) -> dict[str, Any]:
 
 
 def verdict_row(verdict: dict[str, Any]) -> list[str]:
-    """A claim and what became of it; our own, and exact statements, have no adjusted outcome."""
+    """A claim, its outcome after Holm, the one before if that differs, and the levels compared."""
     low, high = (significant(end) for end in verdict["interval"])
-    said = in_words(verdict["outcome"], verdict["barely"])
+    said, before = in_words(decision(verdict)), in_words(verdict["outcome"])
+    levels = (f"{name} {significant(level)}" for name, level in verdict.get("levels", {}).items())
     return [
         verdict["claim"],
         "the paper's" if verdict["paper"] else "ours",
-        f"**{said}**" if verdict["holds"] else said,
-        (verdict.get("adjusted") or "–").replace("-", " "),
+        f"**{said}**" if said == "holds" else said,
+        before if before != said else "–",
+        ", ".join(levels) or "–",
         significant(verdict["estimate"]),
         f"[{low}, {high}]",
         str(verdict["n"]),
     ]
+
+
+def decision(verdict: dict[str, Any]) -> str:
+    """The outcome after Holm; an exact statement has none."""
+    return verdict.get("adjusted") or verdict["outcome"]
 
 
 def significant(value: float | None) -> str:

@@ -69,7 +69,8 @@ def test_every_estimate_is_one_of_the_study_it_names(page):
 def outcomes(triple, verdicts):
     """How the verdicts with this estimate came out, in words; what decided nothing is not said barely."""
     return {
-        in_words(v["outcome"], v["barely"] and v["outcome"] != "not-established")
+        in_words(v["outcome"])
+        + (", barely" if v.get("barely") and v["outcome"] != "not-established" else "")
         for v in verdicts
         if is_among(triple, np.array([[v["estimate"], *v["interval"]]], float))
     }

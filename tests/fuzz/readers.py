@@ -323,6 +323,7 @@ def _mnist_file() -> Files:
 def _study_page() -> Files:
     verdict = {"claim": "a", "holds": True, "outcome": "holds", "estimate": 0.5, "n": 4}
     verdict |= {"paper": True, "interval": [0.1, None], "adjusted": "holds"}
+    verdict |= {"levels": {"one arm": 0.7, "another": 0.2}}
     figure = {"name": "fig1", "title": "t", "notes": ["n"]}
     figure |= {"table": "table.csv", "picture": "figure.png"}
     about = {"name": "fig1", "figures": [figure], "settings": {"seed": 0}, "seed": 0}

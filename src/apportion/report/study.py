@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from apportion.certify.statistics import in_words
+from apportion.certify.statistics import Outcome, in_words
 from apportion.report.page import (
     Headline,
     Headlines,
@@ -27,10 +27,10 @@ def study_page(folder: Path) -> str:
     """Return the page of a study's folder."""
     verdicts, about = read_if_there(folder / "verdict.json"), read_if_there(folder / "study.json")
     figures = about.get("figures", [])
-    holding = sum(bool(verdict["holds"]) for verdict in verdicts)
+    holding = sum(_decision(verdict) == "holds" for verdict in verdicts)
     lead = (
-        f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % interval "
-        "and the number of independent experiments."
+        f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % interval, "
+        "the number of independent experiments and the levels of the arms that are compared."
     )
     sections = [Section("Verdicts", [Headlines([_card(verdict) for verdict in verdicts])], lead)]
     for figure in figures:
@@ -50,10 +50,7 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     # Only the name: a path in the file must not lead out of the folder.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
-        claims = (
-            f"{one['claim']}: {in_words(one['outcome'], bool(one.get('barely')))}"
-            for one in verdicts
-        )
+        claims = (f"{one['claim']}: {in_words(_decision(one))}" for one in verdicts)
         words = f"{figure['title']}: {'; '.join(claims)}"
         parts.append(Picture(figure["title"], read_bytes(picture), words))
     table = read_table(folder, Path(figure["table"]).stem)
@@ -62,16 +59,21 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     return parts
 
 
+def _decision(verdict: dict[str, Any]) -> Outcome:
+    """The outcome after Holm's adjustment; an exact statement has none."""
+    return verdict.get("adjusted") or verdict["outcome"]
+
+
 def _card(verdict: dict[str, Any]) -> Headline:
     low, high = verdict["interval"]
     whose = "A claim of the paper" if verdict["paper"] else "Our own check"
-    adjusted = verdict.get("adjusted")
-    after = f"; {in_words(adjusted)} after Holm's adjustment" if adjusted else ""
+    decision, alone = _decision(verdict), verdict["outcome"]
+    before = f"; {in_words(alone)} before Holm's adjustment" if alone != decision else ""
+    levels = "".join(f"; {name} {number(one)}" for name, one in verdict.get("levels", {}).items())
     return Headline(
         verdict["claim"],
         number(verdict["estimate"]),
         f"[{number(low)}, {number(high)}]",
-        f"{whose}; n = {verdict['n']}{after}",
-        verdict["outcome"],
-        bool(verdict.get("barely")),
+        f"{whose}; n = {verdict['n']}{levels}{before}",
+        decision,
     )
