@@ -54,9 +54,9 @@ LABELS = {
 VERDICT = ("claim", "whose", "verdict", "before Holm", "levels", "estimate", "95 % interval", "n")
 
 
-def studies() -> list[str]:
+def studies(results: Path = RESULTS) -> list[str]:
     """Those with results, in the order of their labels; others follow by name."""
-    found = {path.parent.name for path in RESULTS.glob("*/verdict.json")}
+    found = {path.parent.name for path in results.glob("*/verdict.json")}
     return [*(name for name in LABELS if name in found), *sorted(found - LABELS.keys())]
 
 
@@ -64,12 +64,12 @@ def label(study: str) -> str:
     return LABELS.get(study, study.replace("-", " ").capitalize())
 
 
-def verdicts_of(study: str) -> list[dict[str, Any]]:
-    return json.loads((RESULTS / study / "verdict.json").read_text())
+def verdicts_of(study: str, results: Path = RESULTS) -> list[dict[str, Any]]:
+    return json.loads((results / study / "verdict.json").read_text())
 
 
-def about_study(study: str) -> dict[str, Any]:
-    return json.loads((RESULTS / study / "study.json").read_text())
+def about_study(study: str, results: Path = RESULTS) -> dict[str, Any]:
+    return json.loads((results / study / "study.json").read_text())
 
 
 def verdict_row(verdict: dict[str, Any]) -> list[str]:
@@ -172,6 +172,63 @@ def all_studies() -> str:
         for verdict in verdicts_of(study)
     ]
     return markdown_table(["study", *VERDICT], rows)
+
+
+def stability(results: Path = RESULTS) -> str | None:
+    """The page that sets the verdicts of two seeds side by side; None without those of another seed."""
+    other = results / "seed-1"
+    names = [name for name in studies(results) if name in studies(other)]
+    if not names:
+        return None
+    counts, turned, alone = [], [], []
+    for study in names:
+        first, second = (
+            {(one.get("figure"), one["claim"]): one for one in verdicts_of(study, folder)}
+            for folder in (results, other)
+        )
+        both = [(one, second[key]) for key, one in first.items() if key in second]
+        alone += [f"{label(study)}: {claim}" for _, claim in first.keys() - second.keys()]
+        decided = [pair for pair in both if {"holds", "does-not-hold"} & set(map(decision, pair))]
+        changed = [pair for pair in decided if decision(pair[0]) != decision(pair[1])]
+        opposite = sum("not-established" not in map(decision, pair) for pair in changed)
+        counts.append([label(study), len(both), len(decided), len(changed), opposite])
+        turned += [
+            [f"[{label(study)}]({study}.md)", before["claim"], *map(beside, (before, after))]
+            for before, after in changed
+        ]
+    total = [sum(column) for column in list(zip(*counts, strict=True))[1:]]
+    seeds = [about_study(names[0], folder).get("seed") for folder in (results, other)]
+    lines = [
+        "# Two seeds side by side",
+        "",
+        f"All studies were computed with seed {seeds[0]} and again with seed {seeds[1]}: other "
+        "experiments, splits, first parameters and draws. A verdict is its outcome after Holm. It is "
+        "decided if it holds or does not hold with at least one of the seeds, and it turned if the two "
+        f"differ: {total[2]} of {total[1]} decided verdicts turned "
+        f"({100 * total[2] / max(total[1], 1):.1f} %), {total[3]} of them to the opposite.",
+        "",
+        markdown_table(
+            ["study", "claims", "decided", "turned", "opposite"],
+            [[str(cell) for cell in row] for row in (*counts, ["**all**", *total])],
+        ),
+        "",
+        "## What turned",
+        "",
+        markdown_table(["study", "claim", *(f"seed {seed}" for seed in seeds)], turned)
+        if turned
+        else "Nothing.",
+        "",
+    ]
+    if alone:
+        lines += ["Claims that seed 1 does not make, since they name what the numbers chose:", ""]
+        lines += [*(f"- {escaped(one)}" for one in sorted(alone)), ""]
+    return "\n".join(lines)
+
+
+def beside(verdict: dict[str, Any]) -> str:
+    """A verdict's outcome with its estimate and interval."""
+    low, high = (significant(end) for end in verdict["interval"])
+    return f"{in_words(decision(verdict))}: {significant(verdict['estimate'])} [{low}, {high}]"
 
 
 def coverage() -> str:
@@ -471,11 +528,15 @@ def pages() -> Iterable[tuple[Path, str | None]]:
         if page.parent != PAGES or page.name == "index.md":
             yield page, filled(page.read_text())
     for page in PAGES.glob("*.md"):
-        if page.stem not in {*studies(), "index"}:
+        if page.stem not in {*studies(), "index", "stability"}:
             yield page, None
+    yield PAGES / "stability.md", stability()
     for study in studies():
         yield PAGES / f"{study}.md", study_page(study)
-    lines = "".join(f"      - {label(study)}: studies/{study}.md\n" for study in studies())
+    names = {study: label(study) for study in studies()}
+    if stability() is not None:
+        names["stability"] = "Two seeds side by side"
+    lines = "".join(f"      - {name}: studies/{page}.md\n" for page, name in names.items())
     navigation = ROOT / "mkdocs.yml"
     yield navigation, NAVIGATION.sub(lines, navigation.read_text(), count=1)
 

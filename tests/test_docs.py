@@ -1,6 +1,7 @@
 """Every Python block of the documentation and the README runs, and what is generated on it is current."""
 
 import ast
+import json
 import logging
 import re
 import runpy
@@ -67,6 +68,36 @@ def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
         assert all(mark == "end" or mark.startswith(("table: ", "file: ")) for mark in marks), page
         assert "--8<--" not in text, page
         assert r"\(" not in re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.M | re.S), page
+
+
+def saved_verdicts(folder, outcomes, seed):
+    """A study's folder with a verdict of each outcome, named by its letter."""
+    folder.mkdir(parents=True)
+    numbers = {"estimate": 1.0, "interval": [0.5, None], "n": 4}
+    verdicts = [
+        {"claim": name, "outcome": "holds", "adjusted": outcome, **numbers}
+        for name, outcome in outcomes.items()
+    ]
+    (folder / "verdict.json").write_text(json.dumps(verdicts))
+    (folder / "study.json").write_text(json.dumps({"seed": seed}))
+
+
+def test_verdicts_of_two_seeds_are_set_side_by_side(tmp_path):
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    holds, fails, open_ = "holds", "does-not-hold", "not-established"
+    first = {"a": holds, "b": holds, "c": open_, "d": open_, "e": fails, "f": holds}
+    second = {"a": holds, "b": fails, "c": holds, "d": open_, "e": fails}
+    saved_verdicts(tmp_path / "fig1", first, 0)
+    assert tables["stability"](tmp_path) is None
+    saved_verdicts(tmp_path / "seed-1" / "fig1", second, 1)
+    page = tables["stability"](tmp_path)
+    # "d" is decided by neither seed, and "f" is a claim of one seed alone.
+    assert "2 of 4 decided verdicts turned (50.0 %), 1 of them to the opposite" in page
+    assert "| Figure 1 | 5 | 4 | 2 | 1 |" in page
+    turned = [line.split(" | ")[1] for line in page.splitlines() if "](fig1.md)" in line]
+    assert turned == ["b", "c"]
+    assert "holds: 1 [0.5, –] | does not hold: 1 [0.5, –]" in page
+    assert "- Figure 1: f" in page
 
 
 @pytest.mark.slow
