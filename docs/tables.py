@@ -148,7 +148,31 @@ def omitted_values(path: Path) -> str:
     return markdown_table(["changed", "ours, and why", *moved.values()], rows)
 
 
-SHOWN_TABLES: dict[str, Callable[[Path], str]] = {"omitted": omitted_values}
+def protocols(path: Path) -> str:
+    """Every arm and difference under three protocols: gain, Sharpe ratio, and the share of years."""
+    table = pd.read_csv(path)
+    names = list(dict.fromkeys(table["protocol"]))
+    rows = []
+    for key, own in table.groupby(["tested", "arm", "against"], sort=False):
+        found = {row["protocol"]: row for row in own.to_dict("records")}
+        cells = []
+        for row in (found[name] for name in names):
+            level = f"{row['sharpe']:.2f}, " if row["against"] == "Equal CRP" else ""
+            cells += [
+                f"{row['value']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]",
+                f"{level}{row['sharpe gain']:+.2f}",
+                f"{100 * row['share of years']:.0f}",
+            ]
+        rows.append([*map(str, key), *cells])
+    heads = ("{}: points a year", "Sharpe ratio", "share of years, %")
+    named = [head.format(name) for name in names for head in heads]
+    return markdown_table(["tested", "arm", "against", *named], rows)
+
+
+SHOWN_TABLES: dict[str, Callable[[Path], str]] = {
+    "omitted": omitted_values,
+    "protocols": protocols,
+}
 """Figures whose page shows their table too, and how."""
 
 

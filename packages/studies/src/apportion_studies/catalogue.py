@@ -16,7 +16,7 @@ FIG2 = StudyEntry(
 FIG3_4 = StudyEntry(
     "apportion_studies.portfolio.fig3_4:fig3_4",
     "single-task, multi-task and prioritised learning: curves, and held-out instruments",
-    figures=("fig3", "fig4"),
+    figures=("fig3", "fig4", "protocols"),
     cost=10,
 )
 LITERAL = StudyEntry(
