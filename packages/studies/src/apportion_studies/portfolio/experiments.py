@@ -129,6 +129,16 @@ def seeds_of(seed: int, count: int) -> range:
     return range(1000 * seed, 1000 * seed + count)
 
 
+def doubling(first: int, end: int) -> set[int]:
+    """Numbers of updates after which policies are tested: the first, twice as many and so on, and the end.
+
+    >>> sorted(doubling(100, 1000))
+    [100, 200, 400, 800, 1000]
+    """
+    doubled = {first * 2**power for power in range(end.bit_length())}
+    return {step for step in doubled if step < end} | {end}
+
+
 def stopped(rows: Any, arm: Sequence[str]) -> Any:
     """The rows of policies stopped at the number of updates that was best in the year before.
 

@@ -70,6 +70,7 @@ from apportion_studies.portfolio.experiments import (
     Experiments,
     at_once,
     by_cell,
+    doubling,
     each_policy,
     note,
     shares_of_variance,
@@ -149,8 +150,7 @@ class _GridSize:
         """Numbers of updates after which a policy is tested: geometric ones, and its epochs."""
         every = self.updates(method, count)
         end = self.epochs * every
-        doubled = {self.mark * 2**power for power in range(end.bit_length())}
-        return {step for step in doubled if step < end} | set(range(every, end + 1, every))
+        return doubling(self.mark, end) | set(range(every, end + 1, every))
 
     def seeds(self, method: str, count: int) -> int:
         """Training seeds of a cell."""
