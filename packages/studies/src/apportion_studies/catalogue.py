@@ -21,7 +21,7 @@ FIG3_4 = StudyEntry(
 )
 LITERAL = StudyEntry(
     "apportion_studies.portfolio.literal:literal",
-    "the paper as printed, each departure from it, and each value that it leaves open",
+    "five departures from Algorithm 1 put back, and each value that the paper leaves open",
     figures=("literal", "omitted"),
     cost=8,
 )
