@@ -12,6 +12,7 @@ made from docs/results.
 import ast
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -267,6 +268,16 @@ def coverage() -> str:
         for row in table.to_dict("records")
     ]
     return markdown_table(["study", "units", "intervals that hold the truth, %"], rows)
+
+
+def tickers() -> str:
+    """The instruments of the portfolio studies."""
+    names = runpy.run_path(str(DOCS / "stocks.py"))["TICKERS"]
+    rows = [
+        [f"{first + 1} to {min(first + 17, len(names))}", ", ".join(names[first : first + 17])]
+        for first in range(0, len(names), 17)
+    ]
+    return markdown_table(["", "by median daily dollar volume, highest first"], rows)
 
 
 def seconds_of_studies() -> str:
@@ -529,7 +540,7 @@ def verdict_gain(verdict: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        all_studies, coverage, seconds_of_studies, steps_on_gpu, certificates,
+        all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
         federations_attacked, aggregator_training, flower, flower_troubles, blind, blind_elsewhere,
     )

@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +93,21 @@ def test_the_picture_on_the_front_page_and_its_caption_show_what_was_measured():
         assert f"after 1,200 updates {one} with one task and {many} with 64; with each run" in text
         assert f"its best step {best} and {most}." in text
         assert f"ahead of one by {numbers[3] - numbers[2]:.1f} points" in text
+
+
+def test_stocks_are_adjusted_for_dividends_and_a_missing_day_is_refused():
+    stocks = runpy.run_path(str(ROOT / "docs" / "stocks.py"))
+    assert len(set(stocks["TICKERS"])) == 68
+    days = pd.bdate_range(stocks["FIRST"], periods=stocks["DAYS"]).strftime("%Y-%m-%d")
+    raw = pd.DataFrame({"Date": [*days, "2020-01-02"]})
+    raw = raw.assign(Open=8.0, High=12.0, Low=7.0, Close=10.0, Volume=5.0)
+    raw["Adj Close"] = 9.0
+    made = stocks["adjusted"](raw, "AAA")
+    assert len(made) == stocks["DAYS"]
+    values = made[["open", "high", "low", "close", "volume"]].iloc[0]
+    assert values.tolist() == pytest.approx([7.2, 10.8, 6.3, 9.0, 5])
+    with pytest.raises(SystemExit, match="AAA: 2767 whole days"):
+        stocks["adjusted"](raw.drop(index=3), "AAA")
 
 
 def saved_verdicts(folder, outcomes, seed):
