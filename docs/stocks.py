@@ -14,12 +14,12 @@ import pandas as pd
 from apportion.domains.portfolio.prices import load_prices
 from apportion.runs.files import write_atomic
 
-TICKERS = (
+TICKERS = (  # noqa: SIM905
     "AAPL MSFT GOOGL INTC NFLX CSCO T IBM QCOM ORCL VZ V DIS CMCSA MU MA HPQ TXN CRM AMAT NVDA ACN ADBE "
     "GLW CTSH WDC STX NTAP ATVI EA NLOK ADP JNPR XLNX INTU CTXS LRCX SWKS ADI AMD ADSK FFIV KLAC MSI "
     "AKAM OMC ADS PAYX WU MCHP TEL DISH DISCA MXIM VRSN FIS FISV IPG APH GPN CDNS TTWO FLIR SNPS ANSS "
     "BR IT IPGP"
-).split()  # noqa: SIM905
+).split()
 """By median daily dollar volume over 2009 to 2018, highest first."""
 SOURCE = (
     "https://raw.githubusercontent.com/Bluefin-Tuna/Yahoo-Finance-Historical-Data/"
