@@ -12,14 +12,13 @@ import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing
-from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.tasks import draw_tasks, split_entities
 from apportion_studies.portfolio import fig3_4
-from apportion_studies.portfolio.fig3_4 import _SCALES, _TILT, _GridSize
+from apportion_studies.portfolio.fig3_4 import _SCALES, _GridSize
 
-NOTHING = ("lazy-crp-0", "volatility-tilt-0")
+NOTHING = "lazy-crp-0"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def plan(prices, tiny, sized):
 @pytest.fixture(scope="module")
 def cells(plan, compute) -> dict[str, pd.DataFrame]:
     """What learns nothing, and a single-task policy for each task."""
-    return compute(plan, [cell for cell in plan.cells if cell.program in (*NOTHING, "stl-4")])
+    return compute(plan, [cell for cell in plan.cells if cell.program in (NOTHING, "stl-4")])
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def table(cells) -> pd.DataFrame:
 def test_the_grid_tests_every_cell_at_every_step(plan, table):
     programs = dict.fromkeys(cell.program for cell in plan.cells)
     several = ["mtl-4", "pmtl-4", "stl-4", "mtl-2", "pmtl-2", "stl-1"]
-    assert list(programs) == [*several, *NOTHING]
+    assert list(programs) == [*several, NOTHING]
     found = table[table.method == "stl"].groupby(["tested", "step", "epoch"]).size()
     # 2 experiments, 3 years and 4 own tasks: the first year serves validation.
     assert found.to_dict() == {
@@ -155,23 +154,16 @@ def test_a_single_task_policy_is_given_one_task(run, prices):
     np.testing.assert_array_equal(keys_of(found, "policy_keys"), np.repeat(several, 4, axis=0))
 
 
-@pytest.mark.parametrize("name", [LAZY, _TILT])
-def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
+def test_lazy_rebalancing_is_the_one_backtested_alone(prices, table):
     """What learns nothing, computed for one cell by plain means, is the grid's."""
     seen, _ = split_entities(10, 4, seed=1)
     gains = []
     for task in draw_tasks(seen, 3, 4, seed=1)[:2]:
         some = prices.select(task.names(prices.tickers))
-        result = backtest_strategies(
-            some,
-            {LAZY: lazy_rebalancing()},
-            baselines={_TILT: BASELINES[_TILT]},
-            start="2002-01-01",
-            end="2002-12-31",
-            window=6,
-        )
-        gains.append(result.against(name).value)
-    cell = table[(table.method == name) & (table.experiment == 1) & (table.year == 2002)]
+        days = {"start": "2002-01-01", "end": "2002-12-31", "window": 6}
+        result = backtest_strategies(some, {LAZY: lazy_rebalancing()}, **days)
+        gains.append(result.against(LAZY).value)
+    cell = table[(table.method == LAZY) & (table.experiment == 1) & (table.year == 2002)]
     own = cell[cell.tested == "own"].set_index("task").gain
     assert own.loc[[0, 1]].to_numpy() == pytest.approx(100 * np.array(gains), abs=2e-3)
 
@@ -216,7 +208,7 @@ def grid_of(gains):
 @pytest.fixture
 def gains():
     """Two tests of each, with 2 tasks and with 5; at equal updates, 40 of each policy."""
-    found = {(LAZY, 0, 0): 0.3, (_TILT, 0, 0): 1.0}
+    found = {(LAZY, 0, 0): 0.3}
     found |= {("stl", 5, 10): -1.0, ("stl", 5, 20): 0.0, ("stl", 1, 20): -2.0, ("stl", 1, 40): -9.0}
     for method, more in (("mtl", 0.0), ("pmtl", 0.5)):
         found |= {(method, 2, 20): 1.0 + more, (method, 2, 40): 2.0}
@@ -341,7 +333,7 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
 def test_priorities_that_help_few_tasks_much_are_not_said_to_help_little():
     """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
     gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
-    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3, (_TILT, 0, 0): 1.0}
+    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3}
     table = grid_of(gains)
     best = (table.method == "pmtl") & (table.tasks == 20) & table.task.isin([3, 8, 11, 19])
     table.loc[best, "gain"] += 2.0

@@ -44,7 +44,6 @@ def plan(prices, tiny, sized):
         shown=2,
         epoch=3,
         epochs=2,
-        tests=1,
         acted=5,
     )
     return sized(literal, size, prices=prices)

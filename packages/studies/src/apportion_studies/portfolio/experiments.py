@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from apportion.certify.statistics import over_rows_and_columns
-from apportion.domains.portfolio.market import Costs, Market
+from apportion.domains.portfolio.market import Costs, Market, growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
@@ -209,6 +209,24 @@ def at_once(tasks: Task) -> int:
     33
     """
     return max(1, 1000 // tasks.members.shape[1])
+
+
+@eqx.filter_jit
+def walk_each(
+    policies: Policy,
+    market: Market,
+    starts: Int[Array, " runs"],
+    days: Int[Array, " runs"],
+    tasks: Task,
+) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
+    """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
+
+    def one(policy: Policy, start, days, tasks: Task):
+        here = eqx.tree_at(lambda m: m.first, market, start)
+        log = jax.vmap(lambda task: walk_policy(policy, here, task, chunk=512).log_return)(tasks)
+        return growth_and_sharpe(log, days)
+
+    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
 
 
 def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:

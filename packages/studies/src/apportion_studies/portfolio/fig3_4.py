@@ -29,26 +29,20 @@ than STL, 30 tasks beat 5, from 30 % of tasks on P-MTL gains more over STL than 
 not help much, which is read here as by less than a point a year.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from apportion.certify.statistics import over_rows_and_columns
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import market as markets
 from apportion.domains.portfolio.backtest import lazy_rebalancing
-from apportion.domains.portfolio.baselines import volatility_tilt
-from apportion.domains.portfolio.market import Market, Walk, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY
 from apportion.domains.portfolio.settings import PortfolioSettings
@@ -60,7 +54,7 @@ from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
-from apportion.tasks import Task, single_tasks
+from apportion.tasks import single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import copies, take
 from apportion_studies.portfolio.experiments import (
@@ -68,16 +62,14 @@ from apportion_studies.portfolio.experiments import (
     SMALL,
     SURVIVORSHIP,
     Experiments,
-    at_once,
     by_cell,
     doubling,
-    each_policy,
     note,
     shares_of_variance,
     stopped,
+    walk_each,
 )
 
-_TILT = "volatility-tilt"
 _MULTI = ("mtl", "pmtl")
 _FROM, _UP_TO = 0.3, 0.2
 """The fractions of tasks from which on priorities should help, and up to which they should not."""
@@ -200,7 +192,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
         ("stl", size.long),
     ]
     cells = []
-    for method, count in [*programs, (LAZY, 0), (_TILT, 0)]:
+    for method, count in [*programs, (LAZY, 0)]:
         seeds = range(size.seeds(method, count))
         # What is not stopped early needs no year of validation.
         years = size.walked if count in size.counts else size.years
@@ -228,10 +220,10 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
         own = single_tasks(own.flat)
     tested = {"own": own, "held-out": take(known.held_out, runs.experiment)}
 
-    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> dict[str, Any]:
+    def test(policies: Policy) -> dict[str, Any]:
         """Net log growth a year and Sharpe ratio, (runs, tasks) each, by kind of task."""
         where = (known.testing, runs.starts, runs.days)
-        return {kind: _record(policies, *where, tasks, follow) for kind, tasks in tested.items()}
+        return {kind: walk_each(policies, *where, tasks) for kind, tasks in tested.items()}
 
     equal, frames = test(EqualShares()), []
 
@@ -246,8 +238,6 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
 
     if method == LAZY:
         record(test(copies(lazy_rebalancing(), len(cells))), 0)
-    elif method == _TILT:
-        record(test(EqualShares(), _follow_tilt), 0)
     else:
         marks = size.marks(method, count)
         s = replace(s, method=method, steps=max(marks))
@@ -271,33 +261,6 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
     an_epoch = size.epoch * (1 if method == "stl" else max(count, 1))
     table = pd.concat(frames)
     yield from by_cell(cells, table.assign(epoch=table.step / an_epoch))
-
-
-@eqx.filter_jit
-def _record(
-    policies: Policy,
-    market: Market,
-    starts: Int[Array, " runs"],
-    days: Int[Array, " runs"],
-    tasks: Task,
-    follow: Callable[..., Walk],
-) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
-    """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
-
-    def one(policy: Policy, start, days, tasks: Task):
-        here = eqx.tree_at(lambda m: m.first, market, start)
-        log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
-        return markets.growth_and_sharpe(log, days)
-
-    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
-
-
-def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
-    """The volatility tilt of every backtest, which sees all days before each period."""
-    closes = market.prices[:, task.members, 0]
-    targets = volatility_tilt(closes[1:] / closes[:-1])
-    days = market.first - 1 + jnp.arange(market.horizon)
-    return markets.walk_targets(targets[days], market, task)
 
 
 def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataFrame:
@@ -425,9 +388,9 @@ class _Arms:
 
     @property
     def shown(self) -> dict[str, _Arm]:
-        """Arms and strategies that learn nothing, by name."""
-        nothing: dict[str, _Arm] = {"lazy Equal CRP": (LAZY, 0), "volatility tilt": (_TILT, 0)}
-        return {_name(arm): arm for arm in (self.single, *self.multi)} | nothing
+        """Arms, and lazy Equal CRP, which learns nothing, by name."""
+        arms = {_name(arm): arm for arm in (self.single, *self.multi)}
+        return arms | {"lazy Equal CRP": (LAZY, 0)}
 
     @property
     def equal(self) -> int:
@@ -512,7 +475,7 @@ def _sharpe_note(rows: Any, known: _Arms) -> str:
 
 
 def _notes(rows: Any, known: _Arms) -> Iterator[str]:
-    """What each arm, and each strategy that learns nothing, gains over Equal CRP."""
+    """What each arm gains over Equal CRP."""
     for name, arm in known.shown.items():
         after = f", {known.ends[arm]:,} updates" if known.ends[arm] else ", which learns nothing"
         yield note(f"{name}{after}", _gap(rows, arm).values)

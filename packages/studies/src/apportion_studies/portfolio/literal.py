@@ -37,7 +37,6 @@ import numpy as np
 import optax
 import pandas as pd
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
-from matplotlib.figure import Figure
 
 from apportion.certify.statistics import Estimate, compare, mean_over
 from apportion.composition import EqualShares
@@ -52,7 +51,7 @@ from apportion.memory import Batch, Replay
 from apportion.policy import GaussianLogits, Policy
 from apportion.problem import Problem
 from apportion.studies.engine import Cell, OnProgress, Plan, Rows
-from apportion.studies.figures import band, forest, panels
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task, single_tasks
@@ -149,17 +148,13 @@ class _LiteralSize:
     epoch: int
     """Updates for each task in an epoch."""
     epochs: int
-    tests: int
-    """Evaluations in an epoch."""
     acted: int
     """n_e where there is acting."""
 
 
 _SCALES = {
-    "quick": _LiteralSize(
-        PortfolioSettings.paper(tasks=8, **SMALL), 3, 2019, 7, 3, 4, 30, 3, 1, 10
-    ),
-    "paper": _LiteralSize(PortfolioSettings.paper(), 10, 2019, 18, 5, 10, 300, 3, 3, 10),
+    "quick": _LiteralSize(PortfolioSettings.paper(tasks=8, **SMALL), 3, 2019, 7, 3, 4, 30, 3, 10),
+    "paper": _LiteralSize(PortfolioSettings.paper(), 10, 2019, 18, 5, 10, 300, 3, 10),
 }
 
 
@@ -247,9 +242,9 @@ def _compute(
         for one in own_variants
         for _ in range(each)
     ]
-    every = size.epoch * (1 if method == "stl" else size.settings.tasks) // size.tests
+    every = size.epoch * (1 if method == "stl" else size.settings.tasks)
     # All that is not one of the two is the same in every run.
-    s = replace(by_run[0], steps=every * size.tests * size.epochs)
+    s = replace(by_run[0], steps=every * size.epochs)
     rates, costs = (
         jnp.asarray([getattr(one, name) for one in by_run]) for name in ("learning_rate", "cost")
     )
@@ -278,10 +273,8 @@ def _compute(
             # Single-task policies of a cell stand side by side as tasks.
             means = found.reshape(2, len(cells), -1).mean(-1)
             frame = pd.DataFrame(means.T, columns=["gain", "deviation"])
-            epoch = chunk.step / (every * size.tests)
-            frames.append(
-                frame.assign(place=range(len(cells)), tested=kind, step=chunk.step, epoch=epoch)
-            )
+            frame = frame.assign(place=range(len(cells)), tested=kind, step=chunk.step)
+            frames.append(frame.assign(epoch=chunk.step / every))
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
     policy_keys, run_keys = (
@@ -358,12 +351,20 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         for method, names in (("pmtl", _ARMS), ("stl", (_LITERAL,)))
         for name in names
     ]
+    drawn = {
+        label: {name: mean_over(values(name, column, tested)) for name in _ARMS}
+        for label, column, tested in (
+            ("deviation from equal shares", "deviation", "own"),
+            (f"{POINTS}, in sample", "gain", "in-sample"),
+            (f"{POINTS}, {year}", "gain", "own"),
+        )
+    }
     departures = FigureResult(
         "literal",
         "Five departures from Algorithm 1 put back, one at a time and together",
         _summary(last[last.setting == ""]),
         _departure_verdicts(values, year),
-        partial(_plot_departures, rows),
+        partial(forest, drawn, "after all updates", 3.0),
         (*notes, _ONE_YEAR),
     )
     moves = _moves(last)
@@ -476,29 +477,3 @@ def _omitted_verdicts(moves: _Moves, year: int) -> Iterator[Verdict]:
     )
     claim += f" ({POINTS})"
     yield Verdict.of_all(claim, plain, above=-np.inf, below=0.0, paper=False)
-
-
-def _plot_departures(rows: Any) -> Figure:
-    """Along training: the deviation from equal shares, growth in sample, and the gain in the test year."""
-    figure, axes = panels(15, 4.4, 3)
-    for axis, (column, tested, label) in zip(
-        axes,
-        (
-            ("deviation", "own", "mean deviation from equal shares"),
-            ("gain", "in-sample", f"{POINTS} over Equal CRP, in sample"),
-            ("gain", "own", f"{POINTS} over Equal CRP, test year"),
-        ),
-        strict=True,
-    ):
-        for place, name in enumerate(_ARMS):
-            times = sorted(rows.epoch.unique())
-            own = [
-                mean_over(_values_of(rows[rows.epoch == time], name, column, tested))
-                for time in times
-            ]
-            band(axis, times, own, f"C{place}", name)
-        axis.set(xlabel="epochs", ylabel=label)
-    axes[0].axhline(_NEAR, color="k", linewidth=0.8, linestyle=":")
-    axes[0].set_yscale("log")
-    axes[2].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    return figure

@@ -27,12 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.certify.statistics import Estimate, mean_over, over_rows_and_columns
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import market as markets
-from apportion.domains.portfolio.market import Market, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import untrained_policies
@@ -54,12 +52,11 @@ from apportion_studies.portfolio.experiments import (
     SMALL,
     SURVIVORSHIP,
     Experiments,
-    at_once,
     by_cell,
     doubling,
-    each_policy,
     note,
     stopped,
+    walk_each,
 )
 
 _METHODS = ("stl", "mtl", "plain")
@@ -191,7 +188,7 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
     def on_chunk(chunk: Chunk) -> None:
         if chunk.step in marks:
             for name, where in tests.items():
-                gain = 100 * np.asarray(_growth(chunk.policy, *where) - equal[name])
+                gain = 100 * (_growth(chunk.policy, *where) - equal[name])
                 frame = pd.DataFrame({"place": range(len(cells)), "tested": name, "gain": gain})
                 frames.append(frame.assign(step=chunk.step))
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
@@ -238,22 +235,9 @@ def _drawn(cell: Cell) -> Any:
     return "stl" if cell["method"] == "plain" else cell["method"]
 
 
-@eqx.filter_jit
-def _growth(
-    policies: Policy,
-    market: Market,
-    starts: Int[Array, " runs"],
-    days: Int[Array, " runs"],
-    tasks: Task,
-) -> Float[Array, " runs"]:
-    """Net log growth a year of each run's policy, mean over its tasks."""
-
-    def one(policy, start, days, tasks):
-        here = eqx.tree_at(lambda m: m.first, market, start)
-        log = jax.vmap(lambda task: walk_policy(policy, here, task, chunk=512).log_return)(tasks)
-        return markets.growth_and_sharpe(log, days)[0].mean()
-
-    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
+def _growth(policies: Policy, *where: Any) -> np.ndarray:
+    """Net log growth a year of each run's policy, mean over its tasks; arguments as for `walk_each`."""
+    return np.asarray(walk_each(policies, *where)[0]).mean(-1)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
