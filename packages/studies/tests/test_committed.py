@@ -20,6 +20,7 @@ ABOUT = {
 }
 
 CHANGED = {
+    "corollary2",
     "federations",
     "fig3-4",
     "fig5",
