@@ -22,6 +22,7 @@ ABOUT = {
 CHANGED = {
     "corollary2",
     "federations",
+    "fig2",
     "fig3-4",
     "fig5",
     "literal",
