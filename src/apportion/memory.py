@@ -70,7 +70,7 @@ class Replay:
 
     @classmethod
     def paper(cls, act_periods: int = 10) -> "Replay":
-        """Return the paper's configuration: empty memory, geometric batches, no acting past an episode.
+        """Return memory as Algorithm 1 prints it: empty, and filled by acting up to the end of an episode.
 
         Parameters
         ----------

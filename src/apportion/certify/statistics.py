@@ -74,26 +74,13 @@ def judge(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) 
     return "does-not-hold" if outside else "not-established"
 
 
-def at_edge(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) -> bool:
-    """Whether what `judge` says might soon be otherwise: an end of the interval lies within a quarter of
-    its width of a bound.
+def in_words(outcome: str) -> str:
+    """An outcome as it is read.
 
-    >>> at_edge(Estimate(1.0, 0.2, 1.8, 9), above=0), at_edge(Estimate(1.0, 0.5, 1.5, 9), above=0)
-    (True, False)
+    >>> in_words("not-established")
+    'not established'
     """
-    width = estimate.high - estimate.low
-    ends, bounds = (estimate.low, estimate.high), (above, below)
-    near = (abs(end - bound) < width / 4 for end in ends for bound in bounds)
-    return bool(np.isfinite(width)) and any(near)
-
-
-def in_words(outcome: str, barely: bool = False) -> str:
-    """An outcome as it is read; one at its edge says so.
-
-    >>> in_words("not-established"), in_words("holds", barely=True)
-    ('not established', 'holds, barely')
-    """
-    return outcome.replace("-", " ") + (", barely" if barely else "")
+    return outcome.replace("-", " ")
 
 
 def p_value(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) -> float | None:

@@ -73,17 +73,13 @@ class Words(Part):
 
 @dataclass(frozen=True)
 class Headline:
-    """A label with its value, interval and note; `outcome` sets the colour.
-
-    `barely` marks an interval that ends close to zero.
-    """
+    """A label with its value, interval and note; `outcome` sets the colour."""
 
     label: str
     value: str
     interval: str = ""
     note: str = ""
     outcome: Outcome | None = None
-    barely: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Headlines(Part):
     def _card(card: Headline) -> str:
         kinds = {None: "plain", "holds": "holds", "does-not-hold": "fails"}
         kind = kinds.get(card.outcome, "open")
-        word = "" if card.outcome is None else escape(in_words(card.outcome, card.barely))
+        word = "" if card.outcome is None else escape(in_words(card.outcome))
         mark = f'<span class="mark">{word}</span>' if word else ""
         interval = f'<span class="interval">{escape(card.interval)}</span>' if card.interval else ""
         note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.certify.statistics import Estimate, at_edge, compare
+from apportion.certify.statistics import Estimate, compare
 from apportion.domains.federated import aggregators
 from apportion.domains.federated.data import (
     ATTACKED,
@@ -255,8 +255,7 @@ def _harmless(where: str, gains: dict[str, Estimate]) -> Verdict:
     within = Verdict.of_all(claim, list(gains.values()), above=-0.003, paper=False)
     if sure:
         ends = (shown.low, shown.high)
-        edge = at_edge(shown, above=-0.003)
-        within = replace(within, estimate=shown.value, interval=ends, barely=edge)
+        within = replace(within, estimate=shown.value, interval=ends)
     # A kind that is below for sure, if by little, is enough to deny that none is.
     harmed = any(gain.high < 0 for gain in gains.values())
     return replace(within, holds=within.holds and not harmed)
