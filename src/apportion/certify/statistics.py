@@ -205,8 +205,8 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
     Each clustering is the same whole cut another way, such as by day and by station: what each cluster
     gained, and its size. The ratio is linearised; each clustering's variance is that of its clusters'
     sums, and they are added, which errs on the side of width (Cameron, Gelbach and Miller 2011 take
-    off that of the single cells). The t distribution has as many degrees of freedom as the coarsest
-    clustering has clusters, less one.
+    off that of the single cells). The degrees of freedom are Satterthwaite's, never fewer than the coarsest
+    clustering has. n is the number of its clusters.
 
     Examples
     --------
@@ -214,7 +214,7 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
     >>> clustered_ratio((gains, np.ones(40))).n
     40
     """
-    variance, units, ratio = 0.0, np.inf, None
+    variances, freedoms, ratio = [], [], None
     for gains, sizes in clusterings:
         gains, sizes = np.asarray(gains, float).ravel(), np.asarray(sizes, float).ravel()
         if gains.shape != sizes.shape or not sizes.sum() > 0:
@@ -227,10 +227,14 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
         ratio = float(gains.sum() / sizes.sum()) if ratio is None else ratio
         count = len(gains)
         rest = (gains - ratio * sizes) / sizes.sum()
-        variance += count / max(count - 1, 1) * float((rest**2).sum())
-        units = min(units, count)
+        variances.append(count / max(count - 1, 1) * float((rest**2).sum()))
+        freedoms.append(count - 1)
     assert ratio is not None, "at least one clustering is given"
-    return _t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units))
+    fewest, whole = min(freedoms), float(np.sum(variances))
+    freedom = fewest
+    if fewest > 0 and whole > 0:
+        freedom = max(fewest, whole**2 / np.sum(np.square(variances) / np.array(freedoms)))
+    return _t_estimate(ratio, float(np.sqrt(whole)), float(freedom), fewest + 1)
 
 
 def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int = 21) -> Estimate:
