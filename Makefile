@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env baselines-env mutants fuzz \
+.PHONY: install demo test test-slow test-learning test-peers peers-env baselines-env mutants \
 	kills audit licences lint wheels bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
@@ -48,27 +48,17 @@ test-learning: install
 	$(PYTEST) -m "not peer" tests/test_training.py tests/learners tests/domains/test_budget.py \
 		packages/charging/tests/test_charging_backtest.py tests/domains/portfolio/test_simulated.py
 
-# Other libraries in environments of their own, for the tests that hold ours against them; byzfl brings
-# torch along, gigabytes of it: it is asked for by name.
+# Other libraries in environments of their own, for the tests that hold ours against them.
 peers-env: .peers/acnportal/.installed
-
-byzfl-env: .peers/byzfl/.installed
 
 .peers/acnportal/.installed:
 	test -x .peers/acnportal/bin/python || $(PYTHON) -m venv .peers/acnportal
 	.peers/acnportal/bin/python -m pip install --quiet --disable-pip-version-check acnportal==0.3.3
 	touch $@
 
-# byzfl asks for torch and torchvision; its aggregators need torch alone, and no GPU:
-# make byzfl-env TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
+# Stable-Baselines3 trains on our environments, so that ours is installed beside it; it brings torch along:
+# make baselines-env TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
 TORCH ?= torch
-.peers/byzfl/.installed:
-	test -x .peers/byzfl/bin/python || $(PYTHON) -m venv .peers/byzfl
-	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy scipy
-	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
-	touch $@
-
-# Stable-Baselines3 trains on our environments, so that ours is installed beside it.
 baselines-env: .peers/baselines/.installed
 
 .peers/baselines/.installed: pyproject.toml packages/charging/pyproject.toml constraints.txt
@@ -87,10 +77,6 @@ test-peers: install
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install
 	$(BIN)/python tests/mutants/run.py
-
-# Files made wrong against every reader of files: not part of CI.
-fuzz: install
-	$(BIN)/python tests/fuzz/run.py
 
 # Jobs of every kind killed at random moments, and whether they end as if nobody had: not part of CI.
 kills: install

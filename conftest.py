@@ -77,7 +77,7 @@ LONG = (
     *("test_commands", "test_charging_backtest", "test_everything_registered", "test_fig3_4"),
     *("test_federation", "test_serve", "test_committed", "test_forecasts", "test_mpc", "test_docs"),
     *("test_controller", "test_executors", "test_ocpp", "test_runner"),
-    *("test_strategy", "test_fuzz", "test_recipe"),
+    *("test_strategy", "test_damaged_files", "test_recipe"),
     *("test_federated_training",),
 )
 PLACE = {f"{name}.py": place for place, name in enumerate(LONG)}

@@ -1,16 +1,13 @@
-"""The aggregation policies that come with the package: how the first is made, how the blind one does.
+"""Make the aggregation policy that comes with the package.
 
-    python benchmarks/aggregation_policy.py make [--out DIR]
-    python benchmarks/aggregation_policy.py blind [--seeds 8] [--out DIR]
+    python benchmarks/aggregation_policy.py [--out DIR]
 
-`make` learns on all kinds of federations that are not held back, with five clients and with ten, goes on
+It learns on all kinds of federations that are not held back, with five clients and with ten, goes on
 with skews and faults combined, at half the rate, and turns what came of it into the policy that the package
 ships by the numbers in docs/results/aggregator_training/theta.json: how strongly its log step, momentum and
 scores count, by how much step and momentum are shifted, and how far clients' sample counts are discounted.
 It writes DIR/aggregator_training, and takes a stage that is there already, `first` or `second`, as it is.
-`blind` tries the shipped policy for servers without samples, which no gate guards, on every kind of
-federation against FedAvg, FedAvgM and the defences that need no samples either; it writes DIR/blind. DIR is
-docs/results unless given.
+DIR is docs/results unless given.
 """
 
 import json
@@ -22,22 +19,16 @@ from typing import cast
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-import pandas as pd
-from table import DOCS, options, write_rows
+from table import DOCS, options
 
-from apportion.certify.statistics import compare
-from apportion.domains.federated.aggregators import Learned, run_episodes
 from apportion.domains.federated.data import HELD_BACK, KINDS, embedded_digits
-from apportion.domains.federated.federation import training_world, unseen_world
-from apportion.domains.federated.policy import AggregationPolicy, shipped_blind_policy
+from apportion.domains.federated.federation import training_world
+from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.federated.training import ThroughRounds, shortfall, train_mixture
 from apportion.memory import Replay
-from apportion.runs.environment import devices
 from apportion.runs.policy_file import load_about, load_policy, save_policy
 from apportion.training import Chunks, train
-from apportion_studies.federated.federations import PEERS
 
 THETA = DOCS / "results" / "aggregator_training" / "theta.json"
 TRAINED = tuple(kind for kind in KINDS if kind not in HELD_BACK)
@@ -53,13 +44,6 @@ SECOND = replace(
     FIRST, kinds=",".join((*TRAINED, *CROSSED)), steps=820, together=16, learning_rate=5e-3
 )
 """The two stages of training."""
-WITHOUT_SAMPLES = ("FedAvg", "FedAvgM", "median", "nearest-neighbour mixing")
-CIRCUMSTANCES = {
-    "10 clients, as in training": (10, {"samples": 80}, 4),
-    "20 clients of 60 images": (20, {"samples": 60}, 2),
-    "convolutional": (10, {"samples": 80, "model": "convolutional", "width": 8}, 2),
-}
-"""For the blind policy: clients, settings other than those of its training, and the peers tried there."""
 
 
 def gone_on(first: AggregationPolicy) -> AggregationPolicy:
@@ -176,48 +160,8 @@ def make(folder: Path) -> None:
     save_policy(finished(second), folder, load_about(folder / "second"))
 
 
-def blind(seeds: range) -> list[dict]:
-    """A row for each circumstance, kind and aggregator, with the paired gain over FedAvg."""
-    rows = []
-    for name, (clients, changed, peers) in CIRCUMSTANCES.items():
-        settings = GradientSettings(state="blind", **changed)
-        wanted = [(kind, clients, seed) for kind in KINDS for seed in seeds]
-        federation, tasks = unseen_world(settings, embedded_digits(), wanted)
-        keys = jax.random.split(jax.random.key(seeds[0]), len(wanted))
-        aggregators = {name: PEERS[name] for name in WITHOUT_SAMPLES[:peers]}
-        aggregators["learned"] = Learned(shipped_blind_policy(), gated=False)
-        found = {}
-        for method, aggregator in aggregators.items():
-            record = run_episodes(federation, aggregator, tasks, keys)
-            tested = np.asarray(record.tested[:, -1], float)
-            tested = tested.reshape(len(KINDS), len(seeds))
-            found[method] = np.vstack([tested, tested.mean(0)])
-            print(f"{name}: {method} {tested.mean():.4f}", flush=True)
-            gained = found[method] - found["FedAvg"]
-            worst = [*gained[:-1].min(1), gained[:-1].min()]
-            for k, kind in enumerate((*KINDS, "mean")):
-                gain = compare(found[method][k], found["FedAvg"][k])
-                rows.append({
-                    "circumstance": name, "kind": kind, "aggregator": method, "seeds": gain.n,
-                    "accuracy": found[method][k].mean(), "gain": gain.value, "low": gain.low,
-                    "high": gain.high, "worst run": worst[k],
-                })  # fmt: skip
-    return rows
-
-
 def main() -> None:
-    parser = options(__doc__, out=DOCS / "results")
-    parser.add_argument("what", choices=["make", "blind"])
-    parser.add_argument("--seeds", type=int, default=8)
-    asked = parser.parse_args()
-    if asked.what == "make":
-        return make(asked.out / "aggregator_training")
-    rows = pd.DataFrame(blind(range(100, 100 + asked.seeds))).round(4)
-    about = {
-        "command": f"python benchmarks/aggregation_policy.py blind --seeds {asked.seeds}",
-        "devices": devices(),
-    }
-    write_rows(asked.out / "blind", rows, about)
+    make(options(__doc__, out=DOCS / "results").parse_args().out / "aggregator_training")
 
 
 if __name__ == "__main__":

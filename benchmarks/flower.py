@@ -104,7 +104,6 @@ class Kind:
             "FedAvg": FedAvg(**plain),
             "FedAvgM": FedAvgM(server_momentum=0.7, **plain),
             "FedYogi": FedYogi(eta=0.05, **plain),
-            "LearnedAggregation, no samples": LearnedAggregation(),
         }
         for samples in SAMPLES:
             own = slice(TESTED, TESTED + samples)

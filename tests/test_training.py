@@ -107,10 +107,13 @@ def trained(watched):
 
 
 def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_matter(
-    watched, tmp_path
+    watched, tmp_path, caplog
 ):
     (half, _), _, trained = watched
-    stopped = run(chunks=Chunks(10, on_chunk=lambda chunk: True), resume_from=half)
+    with caplog.at_level("INFO", "apportion"):
+        stopped = run(chunks=Chunks(10, on_chunk=lambda chunk: True), resume_from=half)
+    compiling = "train: compiling, which can take a minute"
+    assert caplog.messages == [compiling, "train: 30 of 40 steps"]
     saved = save_state(stopped.state, tmp_path / "stopped.safetensors")
     resumed = run(chunks=Chunks(10), resume_from=saved)
     assert bool(eqx.tree_equal(resumed.state, trained.state))

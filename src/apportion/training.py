@@ -4,6 +4,7 @@ Settings are checked first. The compiled loop then runs in chunks; evaluation, p
 stopping happen at the end of each chunk.
 """
 
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from apportion.runs.checkpoint import load_state
 from apportion.scorers import Scorer, max_deviation
 from apportion.tasks import Task
 from apportion.trees import take
+
+_log = logging.getLogger("apportion")
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,9 @@ def train(
 
     Notes
     -----
+    The first compilation can take a minute. The logger `apportion` reports it, and each chunk, at INFO:
+    `logging.basicConfig(level=logging.INFO)` shows them.
+
     Priorities and scorer are the paper's by default. Memory is not, because the paper's covers only the
     first periods of an episode until a task is drawn often:
 
@@ -236,6 +242,7 @@ def train(
     first_policy = _first_of(policy, len(key)) if several else policy
     first_problem = _first_problem(problem, problem_axes)
     first_tasks = tasks[0] if own_tasks else tasks
+    _log.info("train: compiling, which can take a minute")
     check_problem(first_problem, first_tasks)
     _check_policy(first_problem, first_tasks, first_policy)
     algorithm = Algorithm.of(
@@ -375,6 +382,7 @@ def _run(
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
         done += now
+        _log.info("train: %d of %d steps", done, steps)
         if measured is not None:
             progress[done] = measured(algorithm.policy(state))
         mean = None if measured is None else float(progress[done].mean())

@@ -204,10 +204,9 @@ def test_a_policy_that_could_not_be_loaded_again_is_not_saved(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("folder", [FOLDER, FOLDER / "blind"])
-def test_the_shipped_policies_match_their_checksums(folder):
-    lines = (folder / SUMS).read_text().splitlines()
-    found = {name: hashlib.sha256((folder / name).read_bytes()) for name in (DESCRIPTION, ARRAYS)}
+def test_the_shipped_policy_matches_its_checksums():
+    lines = (FOLDER / SUMS).read_text().splitlines()
+    found = {name: hashlib.sha256((FOLDER / name).read_bytes()) for name in (DESCRIPTION, ARRAYS)}
     assert lines == [f"{digest.hexdigest()}  {name}" for name, digest in found.items()]
 
 

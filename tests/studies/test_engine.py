@@ -122,18 +122,6 @@ def test_one_flipped_bit_of_the_rows_turns_no_verdict(whole, tmp_path):
     assert same_files(whole, tmp_path / "toy")
 
 
-def test_one_flipped_bit_of_a_cell_is_seen_before_it_is_used(tmp_path):
-    plan = toy(tmp_path / "log", trouble={"cell-1": ("full", 1)})
-    with pytest.raises(MemoryError):
-        perform(plan, tmp_path / "cut")
-    path = tmp_path / "cut" / "cells" / "cell-2.parquet"
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 4
-    path.write_bytes(raw)
-    with pytest.raises(InputError, match=r"cell-2.parquet: the checksum in .*remove it"):
-        perform(plan, tmp_path / "cut")
-
-
 def test_one_flipped_bit_of_any_file_is_seen_by_the_report(whole, tmp_path):
     folder = tmp_path / "toy"
     shutil.copytree(whole, folder)

@@ -31,7 +31,7 @@ from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import GradientSettings
-from apportion.domains.federated.states import Blind, Invariant
+from apportion.domains.federated.states import GEOMETRY_CHANNELS, Invariant
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.runs.policy_file import save_policy
@@ -54,7 +54,7 @@ class NoNodes:
         return []
 
 
-OWN_CHANCE = Blind.channels
+OWN_CHANCE = GEOMETRY_CHANNELS
 """The channel that says how a client's model does on the server's samples, beside the others'."""
 
 
@@ -330,19 +330,9 @@ def test_a_score_stands_for_answers_and_labels():
     assert shares_of(plain)[5] < 0.15
 
 
-def test_a_server_without_samples_aggregates_by_geometry_and_counts():
-    untrained = AggregationPolicy(Blind.channels, 4, key=jax.random.key(0))
-    strategy = begin(LearnedAggregation(policy=untrained, **NOBODY))
-    tables = models(3)
-    made = scores_of(strategy, unequal(tables))
-    np.testing.assert_allclose(made, by_samples(tables), atol=1e-6)
-    # The shipped policy gives little to who goes the other way fourfold.
-    strategy = begin(LearnedAggregation(**NOBODY))
-    scores_of(strategy, replies_of([*models(9), -4 * models(1)[0]]))
-    assert shares_of(strategy)[9] < 0.05
-    assert strategy.to_frame()["accuracy"].isna().all()
-    with pytest.raises(InputError, match="it reads the server's samples"):
-        LearnedAggregation(policy=opinionated())
+def test_a_server_without_samples_is_refused():
+    with pytest.raises(InputError, match="without samples use Flower's FedAvg"):
+        LearnedAggregation()
     with pytest.raises(InputError, match="labels without predict"):
         LearnedAggregation(labels=LABELS)
 
@@ -463,8 +453,8 @@ def late_joiner(strategy, size):
 
 
 def test_an_update_as_large_as_all_were_at_first_is_not_huge_and_beyond_that_the_samples_decide():
-    assert late_joiner(LearnedAggregation(**NOBODY), 3.0) == "kept"
-    assert late_joiner(LearnedAggregation(**NOBODY), 300.0) == "huge"
+    assert late_joiner(ShareGradient(lambda model: jnp.zeros(()), **NOBODY), 3.0) == "kept"
+    assert late_joiner(ShareGradient(lambda model: jnp.zeros(()), **NOBODY), 300.0) == "huge"
     assert late_joiner(strategy_of(), 300.0) == "kept"
     assert late_joiner(strategy_of(), -300.0) == "huge"
 
@@ -592,7 +582,7 @@ def test_a_saved_policy_brings_its_window(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "options", "words"),
     [
-        (lambda: opinionated(channels=12), {}, "it reads 12 channels, and a client shows 17, or 9"),
+        (lambda: opinionated(channels=12), {}, "it reads 12 channels, and a client shows 17"),
         (lambda: Recurrent(17, 4, key=jax.random.key(0)), {}, "Recurrent is not one policy"),
         (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "not one policy"),
         (lambda: opinionated(head=Head(cash=True)), {}, "shares all out among clients"),

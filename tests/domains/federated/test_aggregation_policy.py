@@ -125,7 +125,7 @@ def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
     momentum = eqx.filter_grad(lambda p: decided(p, HISTORY, FIVE).momentum)
     assert float(jnp.abs(eqx.filter_jit(momentum)(policy).server).max()) > 0
     with pytest.raises(InputError, match="least_step is 1.5"):
-        AggregationPolicy(9, 4, least_step=1.5, key=KEY)
+        AggregationPolicy(17, 4, least_step=1.5, key=KEY)
 
 
 @pytest.mark.parametrize("given", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
@@ -164,7 +164,7 @@ class Harmful(AggregationPolicy):
 @optimised()
 def test_behind_the_gate_a_harmful_policy_does_as_well_as_fedavg():
     # Long enough for FedAvg to learn what can be lost.
-    settings = replace(SETTINGS, rounds=8, epochs=4, client_rate=0.5, evaluation=150, state="blind")
+    settings = replace(SETTINGS, rounds=8, epochs=4, client_rate=0.5, evaluation=150)
     problem = Federation(
         MIXTURE.digits, MIXTURE.partition, settings, drawn=(150, 150), gate=True
     )  # fmt: skip

@@ -7,17 +7,15 @@ import pytest
 
 from apportion.domains.federated.aggregators import (
     UNIFORM,
-    Adaptive,
     BySamples,
     Fixed,
-    Krum,
     Median,
-    NearestMixing,
     Received,
     ServerStep,
     TrimmedMean,
 )
 from apportion.problem import Observation
+from apportion_studies.federated.peers import Adaptive, Krum, NearestMixing
 
 
 def received(models, mask=None, counts=None):

@@ -15,7 +15,7 @@ from apportion.domains.federated.domain import DOMAIN, CertifyOptions
 from apportion.domains.federated.evaluation import federation_gains
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import GradientSettings, PPOSettings, reduced_size
-from apportion.domains.federated.states import STATES
+from apportion.domains.federated.states import Invariant
 from apportion.errors import InputError
 from apportion.runs.files import write_arrays
 from apportion.runs.folder import Run
@@ -50,7 +50,7 @@ def test_saved_settings_name_their_learner_and_refuse_those_of_the_other(setting
         ),
         (GradientSettings, {"learner": "ppo"}, "choose one of gradient"),
         (GradientSettings, {"together": 0}, "together is 0"),
-        (GradientSettings, {"state": "accuracy"}, "choose one of invariant, blind"),
+        (GradientSettings, {"state": "accuracy"}, "choose one of invariant"),
         (PPOSettings, {"window": 0}, "window is 0"),
     ],
 )
@@ -107,17 +107,14 @@ def test_more_federations_go_on_from_the_first(settings, untried):
         assert len(np.unique(there, axis=0)) == (1 if here.dtype == bool else 4)
 
 
-@pytest.mark.parametrize(("state", "gated"), [("invariant", True), ("blind", False)])
-def test_a_policy_without_samples_has_no_gate_to_hide_behind(
-    state, gated, untried, monkeypatch, tmp_path
-):
+def test_a_policy_is_certified_behind_its_gate(untried, monkeypatch, tmp_path):
     monkeypatch.setattr(data, "read_digits", lambda settings: made_up_digits())
-    policy = AggregationPolicy(STATES[state].channels, 2, key=jax.random.key(0))
-    run = Run.create(tmp_path / "run", "federated", replace(SETTINGS, state=state), {})
+    policy = AggregationPolicy(Invariant.channels, 2, key=jax.random.key(0))
+    run = Run.create(tmp_path / "run", "federated", SETTINGS, {})
     finish(run, JobResult(policy, {}, "", ABOUT, {}))
     # Flower's way to write the baseline is as good.
     found = DOMAIN.gains(run, "FedAvg", CertifyOptions(federations=1, bound=0.05))
-    assert untried[0][1].gated is gated
+    assert untried[0][1].gated
     assert isinstance(untried[1][1], BySamples)
     assert (found.baseline, found.period) == ("fedavg", "federation")
     assert (found.values.tolist(), found.clipped) == ([-0.05], 1)

@@ -181,8 +181,7 @@ def test_the_rich_state_shows_the_length_and_the_direction_of_the_update():
 
 
 def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
-    blind = replace(SAMPLES, model="perceptron", width=16, state="blind")
-    problem = federation(blind, participation=0.4)
+    problem = federation(replace(SAMPLES, model="perceptron", width=16), participation=0.4)
     state = reset(problem, TRAINING[0])
     following = step(problem, TRAINING[0], state).state
     assert int(state.present.sum()) == int(following.present.sum()) == 4
@@ -196,7 +195,7 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
 
 def test_clients_that_come_late_take_no_part_before_and_have_no_past():
     dealt = mixture(DIGITS, [("paper+late", 5, 0)], np.arange(800), samples=20)
-    small = replace(SAMPLES, model="perceptron", width=16, state="blind", rounds=6)
+    small = replace(SAMPLES, model="perceptron", width=16, rounds=6)
     problem, task = Federation(dealt.digits, dealt.partition, small), dealt.tasks[0]
     state, there = reset(problem, task), []
     for _ in range(6):

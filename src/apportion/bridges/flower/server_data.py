@@ -59,8 +59,8 @@ class Judged:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of right answers; NaN without samples."""
-        return float(self.right.mean()) if len(self.right) else float("nan")
+        """Fraction of right answers."""
+        return float(self.right.mean())
 
 
 def kept_samples(count: int) -> np.ndarray:
@@ -76,15 +76,15 @@ class ServerData:
             raise InputError("give either predict with labels, or score: a loss for each sample")
         if predict is None and labels is not None:
             raise InputError("labels without predict: give predict too, a model's answers")
+        if predict is None and score is None:
+            raise InputError(
+                "the server has no samples: give predict with labels, or score; without samples use "
+                "Flower's FedAvg"
+            )
         self.predict, self.score = predict, score
         self.name = "predict" if score is None else "score"
         self.labels = None if predict is None else _classes(labels)
         self.scale = 1.0
-
-    @property
-    def empty(self) -> bool:
-        """Whether the server has no samples at all."""
-        return self.predict is None and self.score is None
 
     @property
     def fingerprint(self) -> str:
@@ -94,8 +94,6 @@ class ServerData:
 
     def try_out(self, model: ModelArrays) -> None:
         """Refuse a `predict` or `score` that fails on this model."""
-        if self.empty:
-            return
         try:
             self._judged(model)
         except Exception as error:
@@ -111,8 +109,6 @@ class ServerData:
 
     def judged(self, model: ModelArrays) -> Judged | None:
         """Score a model; None if the user's function fails."""
-        if self.empty:
-            return Judged(np.zeros(0), np.zeros(0, bool))
         return self._guarded(self._judged, model)
 
     def _guarded(self, judge: Callable[[ModelArrays], T], model: ModelArrays) -> T | None:

@@ -32,13 +32,8 @@ from apportion.domains.federated.aggregators import (
     descend_shares,
 )
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
-from apportion.domains.federated.policy import (
-    AggregationPolicy,
-    Decision,
-    shipped_blind_policy,
-    shipped_policy,
-)
-from apportion.domains.federated.states import QUARTER, Blind, Invariant, SampleScores, Submission
+from apportion.domains.federated.policy import AggregationPolicy, Decision, shipped_policy
+from apportion.domains.federated.states import QUARTER, Invariant, SampleScores, Submission
 from apportion.errors import InputError, optional_import
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
@@ -314,12 +309,12 @@ class LearnedAggregation(GuardedFedAvg):
     ----------
     predict : callable, optional
         Maps a model (an `ArrayRecord`) to its answers for the server's samples: classes, or a row of scores
-        or probabilities per sample. Without it the policy uses the updates' geometry and sample counts.
+        or probabilities per sample.
     labels : array of int, optional
         Right classes of the server's samples, 0, 1, ...
     policy : AggregationPolicy, optional
-        A policy of `apportion train federated`; by default a shipped one, for a server with or without
-        samples. It serves any number of clients and classes.
+        A policy of `apportion train federated`; by default the shipped one. It serves any number of clients
+        and classes.
     score : callable, optional
         Instead of `predict` and `labels`, for tasks without classes: maps a model to its loss on each of
         the server's samples.
@@ -368,20 +363,14 @@ class LearnedAggregation(GuardedFedAvg):
         self.server = ServerData(predict, labels, score)
         if not 0 < max_gain <= 1:
             raise InputError(f"max_gain is {max_gain}; it must be above 0 and at most 1")
-        self.gate, self.alpha, self.max_gain = gate and not self.server.empty, alpha, max_gain
-        if alpha is not None and not (0 < alpha < 1 and self.gate):
+        self.gate, self.alpha, self.max_gain = gate, alpha, max_gain
+        if alpha is not None and not (0 < alpha < 1 and gate):
             raise InputError(
                 f"alpha {alpha:g}: trust is earned on the gate's samples, with alpha above 0 and below 1; "
-                "give predict and labels, or score, and leave gate on"
+                "leave gate on"
             )
-        if policy is None:
-            policy = shipped_blind_policy() if self.server.empty else shipped_policy()
-        self.policy, self.state = policy, _state_of(policy)
-        if self.server.empty and self.state.reads == "samples":
-            raise InputError(
-                "policy: it reads the server's samples: give predict and labels, or score; for a server "
-                "without any leave the policy out, or train one with --state blind"
-            )
+        self.policy = shipped_policy() if policy is None else policy
+        _check_policy(self.policy)
         self.checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
         self._begin()
 
@@ -461,8 +450,6 @@ class LearnedAggregation(GuardedFedAvg):
 
         The improvement must exceed its standard error.
         """
-        if self.server.empty:
-            return False
         base = self._fedavg(others, []).model if others else start
         near = weighted_sum(np.array([1 - QUARTER, QUARTER]), [base, huge.model])
         without, with_it = self.server.judged(base), self.server.judged(near)
@@ -525,23 +512,21 @@ class LearnedAggregation(GuardedFedAvg):
         judged: list[Judged],
         start: ModelArrays,
     ) -> np.ndarray | None:
-        """The policy's state of each client; None if it needs scores and a model cannot be scored."""
+        """The policy's state of each client; None if a model cannot be scored."""
+        if before is None or ahead is None:
+            return None
         models = [update.model for update in fedavg.updates]
-        scores = None
-        if self.state.reads == "samples":
-            if before is None or ahead is None:
-                return None
-            towards = []
-            for model, own in zip(models, judged, strict=True):
-                part = weighted_sum(np.array([1 - QUARTER, QUARTER]), [fedavg.model, model])
-                towards.append((self.server.judged(part) or own).chances)
-            scores = SampleScores(
-                _padded(np.stack([own.chances for own in judged])),
-                _padded(np.stack(towards)),
-                _array(ahead.chances),
-                _array(before.chances),
-                jax.device_put(~(kept_samples(len(ahead.chances)) & self.gate)),
-            )
+        towards = []
+        for model, own in zip(models, judged, strict=True):
+            part = weighted_sum(np.array([1 - QUARTER, QUARTER]), [fedavg.model, model])
+            towards.append((self.server.judged(part) or own).chances)
+        scores = SampleScores(
+            _padded(np.stack([own.chances for own in judged])),
+            _padded(np.stack(towards)),
+            _array(ahead.chances),
+            _array(before.chances),
+            jax.device_put(~(kept_samples(len(ahead.chances)) & self.gate)),
+        )
         m = len(models)
         rows = geometry(models, start, self._memory.move)
         rows = np.pad(rows, ((0, 0), (0, padded_width(m) - m)))
@@ -554,7 +539,7 @@ class LearnedAggregation(GuardedFedAvg):
             _array(float(self._memory.rounds)),
             scores,
         )
-        return np.asarray(_channels(self.state, submission))[:m]
+        return np.asarray(_channels(submission))[:m]
 
     def gains(self) -> Gains:
         """Gains of the policy's model over FedAvg's in each round, in the probability of the right answer.
@@ -593,7 +578,7 @@ def _mix_decisions(
 
 
 # Compiled as one program each: separate operations would compile dozens for every number of clients.
-_channels = eqx.filter_jit(lambda state, submission: state(submission))
+_channels = eqx.filter_jit(Invariant())
 
 
 @eqx.filter_jit
@@ -611,20 +596,18 @@ def _array(values: np.ndarray | list[int] | float) -> Array:
     return jax.device_put(np.asarray(values, np.float32))
 
 
-def _state_of(policy: Any) -> Invariant | Blind:
-    """Find the state that a policy reads; refuse any other policy."""
+def _check_policy(policy: Any) -> None:
+    """Refuse a policy that does not read `Invariant`."""
     if not isinstance(policy, AggregationPolicy) or policy.score.ndim != 1 or policy.head.cash:
         raise InputError(
             f"policy: {type(policy).__name__} is not one policy that shares all out among clients; give "
             "an AggregationPolicy trained in the simulator, or its folder to LearnedAggregation.load"
         )
-    for state in (Invariant(), Blind()):
-        if state.channels == policy.channels:
-            return state
-    raise InputError(
-        f"policy: it reads {policy.channels} channels, and a client shows {Invariant.channels}, or "
-        f"{Blind.channels} to a server without samples; train one by `apportion train federated`"
-    )
+    if policy.channels != Invariant.channels:
+        raise InputError(
+            f"policy: it reads {policy.channels} channels, and a client shows {Invariant.channels}; train "
+            "one by `apportion train federated`"
+        )
 
 
 _Loss = Callable[[dict[str, Array]], Float[Array, ""]]

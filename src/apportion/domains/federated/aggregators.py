@@ -2,10 +2,8 @@
 
 An aggregator turns the received models into one model and the shares of its clients; it may keep a memory
 between rounds. `Learned` is the policy behind a gate. The others are baselines: defences against byzantine
-clients (coordinate-wise median and trimmed mean, Yin et al. 2018; Krum, Blanchard et al. 2017;
-nearest-neighbour mixing, Allouah et al. 2023), server optimisers (FedAvgM, Hsu et al. 2019; FedAdam and
-FedYogi, Reddi et al. 2021), and methods that learn from the server's samples in every round without a
-policy. `run_episodes` returns an `EpisodeRecord`.
+clients (coordinate-wise median and trimmed mean, Yin et al. 2018) and FedAvgM (Hsu et al. 2019).
+`run_episodes` returns an `EpisodeRecord`.
 """
 
 from abc import abstractmethod
@@ -20,7 +18,6 @@ import pandas as pd
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.composition import EqualShares
-from apportion.domains.federated.clients import Owned
 from apportion.domains.federated.federation import (
     Federation,
     FederationState,
@@ -86,7 +83,7 @@ class Aggregator(eqx.Module):
         """Aggregate one round: the model, the shares and the next memory."""
 
 
-class _Memoryless(Aggregator):
+class Memoryless(Aggregator):
     """An aggregator without memory."""
 
     @abstractmethod
@@ -100,14 +97,14 @@ class _Memoryless(Aggregator):
         return *self(received), memory
 
 
-class BySamples(_Memoryless):
+class BySamples(Memoryless):
     """FedAvg: shares in proportion to the clients' sample counts, capped."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         return average(received.by_samples, received.models), received.by_samples
 
 
-class PolicyAggregator(_Memoryless):
+class PolicyAggregator(Memoryless):
     """Shares by any policy of (observation, mask)."""
 
     choose: Choice
@@ -121,7 +118,7 @@ UNIFORM = PolicyAggregator(EqualShares())
 """FedAvg with equal shares."""
 
 
-class Fixed(_Memoryless):
+class Fixed(Memoryless):
     """The same shares every round, by the client's position in the task."""
 
     shares: Shares
@@ -141,7 +138,7 @@ class Fixed(_Memoryless):
         )
 
 
-class Learned(_Memoryless):
+class Learned(Memoryless):
     """Shares, step and momentum by a policy, behind a gate unless `gated` is False.
 
     The gate has three rules. If clients are few and alike (`are_alike`, `NOISE_AVERAGING_CLIENTS`), step
@@ -261,7 +258,7 @@ def is_harmful(gains: Any, more_right: Any, real: Any = True) -> Any:
     return (mean < -_HARM_STANDARD_ERRORS * error) & (better < 0.5) & (righter < 0)
 
 
-class TrimmedMean(_Memoryless):
+class TrimmedMean(Memoryless):
     """Coordinate by coordinate, the mean without the `fraction` smallest and largest values."""
 
     fraction: float = eqx.field(static=True, default=0.2)
@@ -272,7 +269,7 @@ class TrimmedMean(_Memoryless):
         return _by_rank(received, cut, m - cut)
 
 
-class Median(_Memoryless):
+class Median(Memoryless):
     """Coordinate by coordinate, the median."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
@@ -289,53 +286,7 @@ def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Share
     return model, kept.mean(1) / (end - first)
 
 
-class Krum(_Memoryless):
-    """The model nearest to its m - f - 2 nearest neighbours; f is the number of `byzantine` clients."""
-
-    byzantine: int = eqx.field(static=True, default=2)
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        mask, models = received.mask, received.models
-        m = mask.sum()
-        distances = _distances(models)
-        apart = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
-        ordered = jnp.sort(jnp.where(apart, distances, jnp.inf), axis=-1)
-        near = jnp.arange(len(mask))[None, :] < jnp.maximum(m - self.byzantine - 2, 1)
-        score = jnp.where(mask, jnp.where(near, ordered, 0.0).sum(-1), jnp.inf)
-        chosen = jnp.argmin(score)
-        return models[chosen], jax.nn.one_hot(chosen, len(mask))
-
-
-class NearestMixing(_Memoryless):
-    """Replace each model by the mean of its m - f nearest, itself included, then take the trimmed mean.
-
-    f is the fraction `byzantine` of the clients; the trimmed mean leaves out f values at either end.
-    """
-
-    byzantine: float = eqx.field(static=True, default=0.3)
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        mask = received.mask
-        m = mask.sum()
-        distances = jnp.where(mask[None, :], _distances(received.models), jnp.inf)
-        ranks = jnp.argsort(jnp.argsort(distances, axis=-1), axis=-1)
-        kept = jnp.maximum(m - jnp.floor(self.byzantine * m + 1e-6).astype(jnp.int32), 1)
-        near = (ranks < kept) & mask[None, :]
-        mixing = near / near.sum(-1, keepdims=True)
-        mixed = jnp.matmul(mixing, received.models, precision="highest")
-        model, shares = TrimmedMean(self.byzantine)(
-            eqx.tree_at(lambda r: r.models, received, mixed)
-        )
-        return model, shares @ mixing
-
-
-def _distances(models: Models) -> Float[Array, "entities entities"]:
-    squares = (models**2).sum(-1)
-    products = jnp.matmul(models, models.T, precision="highest")
-    return squares[:, None] + squares[None, :] - 2 * products
-
-
-class ServerStep(_Memoryless):
+class ServerStep(Memoryless):
     """FedAvg with a server step size and momentum: FedAvgM."""
 
     step_size: float = eqx.field(static=True, default=1.0)
@@ -344,55 +295,6 @@ class ServerStep(_Memoryless):
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         shares = received.by_samples
         decision = Decision(shares, jnp.asarray(self.step_size), jnp.asarray(self.momentum))
-        return received.next_model(decision), shares
-
-
-_FIRST_DECAY, _SECOND_DECAY, _FLOOR = 0.9, 0.99, 1e-3
-
-
-class Adaptive(Aggregator):
-    """FedAdam or FedYogi, with Flower's default step size and constants."""
-
-    step_size: float = eqx.field(static=True, default=0.1)
-    yogi: bool = eqx.field(static=True, default=False)
-
-    def begin(self, model: Model) -> _Memory:
-        return jnp.zeros_like(model), jnp.zeros_like(model), jnp.zeros((), jnp.int32)
-
-    def step(self, received: Received, memory: _Memory) -> tuple[Model, Shares, _Memory]:
-        first, second, n = memory
-        shares = received.by_samples
-        update = average(shares, received.models) - received.start
-        first = _FIRST_DECAY * first + (1 - _FIRST_DECAY) * update
-        square = update**2
-        if self.yogi:
-            second = second - (1 - _SECOND_DECAY) * square * jnp.sign(second - square)
-        else:
-            second = _SECOND_DECAY * second + (1 - _SECOND_DECAY) * square
-        n = n + 1
-        # Flower corrects the bias in the step size, and counts one round too many.
-        bias = jnp.sqrt(1 - _SECOND_DECAY ** (n + 1)) / (1 - _FIRST_DECAY ** (n + 1))
-        rate = self.step_size * (1.0 if self.yogi else bias)
-        model = received.start + rate * first / (jnp.sqrt(second) + _FLOOR)
-        return model, shares, (first, second, n)
-
-
-class GradientShares(_Memoryless):
-    """Shares by gradient descent on the server's loss, regularised towards FedAvg's, with momentum."""
-
-    momentum: float = eqx.field(static=True, default=0.5)
-    """Momentum of the server."""
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        federation, samples = received.federation, received.samples
-        real = samples.shown | samples.kept
-
-        def loss(shares: Shares) -> Float[Array, ""]:
-            chances = federation.chances(average(shares, received.models)[None], samples.places)[0]
-            return -(jnp.log(chances + 1e-6) * real).sum() / jnp.maximum(real.sum(), 1)
-
-        shares = descend_shares(loss, received.by_samples, received.mask)
-        decision = Decision(shares, jnp.ones(()), jnp.asarray(self.momentum))
         return received.next_model(decision), shares
 
 
@@ -416,36 +318,6 @@ def descend_shares(loss: Callable[[Shares], Float[Array, ""]], plain: Shares, ma
 
     change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, _SHARE_STEPS)
     return masked_softmax(log_plain + change, mask)
-
-
-class ServerClient(_Memoryless):
-    """The server trains on its own samples as one more client of FedAvg."""
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        plain = received.by_samples
-        own, count = _trained(received, received.start)
-        total = jnp.where(received.mask, received.counts, 0).sum()
-        part = count / (count + total)
-        return (1 - part) * average(plain, received.models) + part * own, plain
-
-
-class FineTuned(_Memoryless):
-    """FedAvg's aggregate, trained on the server's samples."""
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        plain = received.by_samples
-        return _trained(received, average(plain, received.models))[0], plain
-
-
-def _trained(received: Received, model: Model) -> tuple[Model, Float[Array, ""]]:
-    """Train a model on the server's samples; return it and the number of samples."""
-    federation, samples, key = received.federation, received.samples, received.key
-    real = samples.shown | samples.kept
-    # Real samples first, as in `Owned`.
-    places = samples.places[jnp.argsort(~real)]
-    count = real.sum()
-    owned = Owned(federation.images, places, federation.labels[places], count)
-    return federation.descend(model, owned, key=key), count.astype(jnp.float32)
 
 
 class EpisodeRecord(eqx.Module):

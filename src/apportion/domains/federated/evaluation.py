@@ -122,15 +122,14 @@ def _both(
 ) -> list[EpisodeRecord]:
     """Run a policy and another aggregator in all tasks, on the same batches.
 
-    Without server samples there is no gate. A task's key does not depend on the number of tasks.
+    A task's key does not depend on the number of tasks.
     """
     key = jax.random.key(seed)
     keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
-    learned = (
-        Learned(policy, gated=federation.state.reads != "nothing")
-        if isinstance(policy, AggregationPolicy)
-        else PolicyAggregator(policy)
-    )
+    if isinstance(policy, AggregationPolicy):
+        learned: Aggregator = Learned(policy)
+    else:
+        learned = PolicyAggregator(policy)
     return [run_episodes(federation, each, tasks, keys) for each in (learned, other)]
 
 

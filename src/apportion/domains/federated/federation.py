@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.federated.clients import (
     ClientModel,
@@ -155,7 +155,7 @@ class Federation(Problem):
         self.identities = jnp.asarray(partition.identities, jnp.int32)
         self.comes = jnp.asarray(partition.comes, jnp.float32)
         self.stays = jnp.asarray(partition.stays, jnp.float32)
-        self.evaluation, self.test = _server_sets(digits, settings, sets, seed=settings.seed)
+        self.evaluation, self.test = server_sets(digits, settings, sets, seed=settings.seed)
         self.learning_rate = jnp.asarray(settings.client_rate, float)
         self.state = STATES[settings.state]
         models = {"convolutional": Convolutional, "perceptron": Perceptron}
@@ -256,11 +256,10 @@ class Federation(Problem):
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
         counts = self.counts[task.members].astype(jnp.float32)
-        scores = None
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
-        elif self.state.reads == "samples":
+        else:
             fedavg = average(shares_by_samples(counts, present), models)
             towards = fedavg + QUARTER * (models - fedavg)
             tried = jnp.concatenate([models, towards, jnp.stack([fedavg, aggregate])])
@@ -343,7 +342,7 @@ class Federation(Problem):
         return right @ jax.nn.one_hot(self.labels[chosen], self.classes) / chosen.shape[0]
 
 
-def _server_sets(
+def server_sets(
     digits: Digits, settings: FederationSettings, sets: Literal["disjoint", "paper"], *, seed: int
 ) -> tuple[Int[Array, " evaluation"], Int[Array, " test"]]:
     """Draw the evaluation and the test set from the server's images."""
@@ -357,22 +356,6 @@ def _server_sets(
         )
     tested = pool[evaluation:needed] if sets == "disjoint" else pool
     return jnp.asarray(pool[:evaluation], jnp.int32), jnp.asarray(tested, jnp.int32)
-
-
-def sets_of(federation: Federation) -> tuple[PyTree, PyTree]:
-    """The leaves that `redrawn` replaces."""
-    return federation.evaluation, federation.test
-
-
-def redrawn(
-    federation: Federation, digits: Digits, settings: PPOSettings, seeds: Sequence[int]
-) -> tuple[Federation, PyTree]:
-    """Give each run its own evaluation and test sets; return the federation and its `vmap` axes."""
-    drawn = [_server_sets(digits, settings, settings.sets, seed=seed) for seed in seeds]
-    stacked = tuple(map(jnp.stack, zip(*drawn, strict=True)))
-    shared = jax.tree.map(lambda _: None, federation)
-    axes = eqx.tree_at(sets_of, shared, (0, 0), is_leaf=lambda leaf: leaf is None)
-    return eqx.tree_at(sets_of, federation, stacked), axes
 
 
 def paper_world(

@@ -4,7 +4,7 @@ Pooled over the clients, the same network also decides the server's step eta in 
 in [0, .9]: v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}). They start as 1 and 0, which
 is FedAvg.
 
-The package contains two trained policies; docs/tutorials/flower.md has their model cards.
+The package contains a trained policy; docs/tutorials/flower.md has its model card.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class AggregationPolicy(LogitPolicy):
     Parameters
     ----------
     channels : int
-        Channels of the state; the first is the log of FedAvg's share (`Invariant`, `Blind`).
+        Channels of the state; the first is the log of FedAvg's share (`Invariant`).
     hidden : int
         Units of each layer.
     relative : bool
@@ -180,21 +180,11 @@ FOLDER = Path(__file__).parent / "policy_files"
 @cache
 def shipped_policy() -> AggregationPolicy:
     """Load the shipped policy, for the state `invariant` over five rounds."""
-    return _load(FOLDER)
+    policy = load_policy(FOLDER)
+    assert isinstance(policy, AggregationPolicy)
+    return policy
 
 
 def shipped_fingerprint() -> str:
     """Short digest of the shipped policy, for the provenance of results."""
     return hashlib.sha256((FOLDER / "policy.safetensors").read_bytes()).hexdigest()[:16]
-
-
-@cache
-def shipped_blind_policy() -> AggregationPolicy:
-    """Load the shipped policy for servers without samples, for the state `blind` over five rounds."""
-    return _load(FOLDER / "blind")
-
-
-def _load(folder: Path) -> AggregationPolicy:
-    policy = load_policy(folder)
-    assert isinstance(policy, AggregationPolicy)
-    return policy

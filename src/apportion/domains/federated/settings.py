@@ -51,7 +51,7 @@ class FederationSettings(TrainingSettings):
     """Images the server scores models on."""
     test: int = 1000
     """Images the aggregate is tested on."""
-    state: Literal["invariant", "blind", "raw", "accuracy", "rich"] = "invariant"
+    state: Literal["invariant", "raw", "accuracy", "rich"] = "invariant"
     """What the policy sees of a client."""
     window: int = 5
     """Rounds of it, H."""
@@ -92,8 +92,8 @@ class GradientSettings(FederationSettings):
     learner: Literal["gradient"] = "gradient"
     """gradient: direct gradient through the aggregation, over federations of all kinds; ppo: the paper's
     policy, on its own split."""
-    state: Literal["invariant", "blind"] = "invariant"
-    """What the policy sees of a client; blind needs no images of the server's."""
+    state: Literal["invariant"] = "invariant"
+    """What the policy sees of a client."""
     kinds: str = "all"
     """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3."""
     sizes: tuple[int, int] = (10, 10)

@@ -2,8 +2,7 @@
 
 The paper's state is the accuracy of the client's model on the server's evaluation set (`Raw`). `Invariant`
 is the default. It depends on samples and not on classes: renaming classes changes nothing, and any number
-of classes or any score serves. `Blind` is the part of it that needs no samples. `Accuracy` and `Rich` are
-variants of the paper's state for Figure 6.
+of classes or any score serves. `Accuracy` and `Rich` are variants of the paper's state for Figure 6.
 """
 
 from abc import abstractmethod
@@ -57,7 +56,7 @@ class Submission(eqx.Module):
     """Last change of the aggregate, in the coordinates of the updates."""
     n: Float[Array, ""]
     """Number of rounds before this one."""
-    scores: SampleScores | ClassScores | None
+    scores: SampleScores | ClassScores
     """The scores that the state reads."""
 
     def centred(self, values: Channels) -> Channels:
@@ -71,7 +70,7 @@ class ClientState(eqx.Module):
     """Maps a round's submission to channels of each client."""
 
     channels: ClassVar[int]
-    reads: ClassVar[Literal["classes", "samples", "nothing"]]
+    reads: ClassVar[Literal["classes", "samples"]]
     """Which scores it needs."""
 
     @abstractmethod
@@ -150,54 +149,53 @@ def average(
     return jnp.matmul(shares, models, precision="highest")
 
 
-class Blind(ClientState):
-    """Geometry of the updates and sample counts, for a server without samples.
+GEOMETRY_CHANNELS = 9
+"""Channels of `Invariant` that do not depend on the server's samples; they come first."""
+
+
+def _geometry(submission: Submission) -> Channels:
+    """Geometry of the updates and sample counts.
 
     The first channel is the log of FedAvg's share, as `AggregationPolicy` expects.
     """
+    mask, n = submission.mask, submission.n
+    m = mask.sum()
+    share = shares_by_samples(submission.counts, mask)
+    log_share = jnp.log(jnp.maximum(share, 1e-12))
+    updates = jnp.where(mask[:, None], submission.updates, 0.0)
+    norms = jnp.linalg.norm(updates, axis=-1)
+    norm = jnp.log((norms + 1e-12) / (_lower_median(norms, mask) + 1e-12))
+    directions = updates / (norms + 1e-12)[:, None]
+    mean = average(share, updates)
+    pairs = jnp.matmul(directions, directions.T, precision="highest")
+    others = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+    ones = jnp.ones(len(mask))
 
-    channels = 9
-    reads = "nothing"
+    def cosines(other: Float[Array, " parameters"]) -> Float[Array, " entities"]:
+        length = jnp.linalg.norm(other) + 1e-12
+        return jnp.matmul(directions, other / length, precision="highest")
 
-    def __call__(self, submission: Submission) -> Channels:
-        mask, n = submission.mask, submission.n
-        m = mask.sum()
-        share = shares_by_samples(submission.counts, mask)
-        log_share = jnp.log(jnp.maximum(share, 1e-12))
-        updates = jnp.where(mask[:, None], submission.updates, 0.0)
-        norms = jnp.linalg.norm(updates, axis=-1)
-        norm = jnp.log((norms + 1e-12) / (_lower_median(norms, mask) + 1e-12))
-        directions = updates / (norms + 1e-12)[:, None]
-        mean = average(share, updates)
-        pairs = jnp.matmul(directions, directions.T, precision="highest")
-        others = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
-        ones = jnp.ones(len(mask))
-
-        def cosines(other: Float[Array, " parameters"]) -> Float[Array, " entities"]:
-            length = jnp.linalg.norm(other) + 1e-12
-            return jnp.matmul(directions, other / length, precision="highest")
-
-        channels = [
-            log_share,
-            jnp.clip(norm, -3.0, 3.0),
-            2 * cosines(mean),
-            cosines(submission.move),
-            jnp.where(others, pairs, 0.0).sum(1) / jnp.maximum(m - 1, 1),
-            largest(jnp.where(others, pairs, -1.0)),
-            jnp.log1p(submission.absent),
-            ones * n / (n + 10),
-            ones * jnp.log(m / 10) / 2,
-        ]
-        return jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)
+    channels = [
+        log_share,
+        jnp.clip(norm, -3.0, 3.0),
+        2 * cosines(mean),
+        cosines(submission.move),
+        jnp.where(others, pairs, 0.0).sum(1) / jnp.maximum(m - 1, 1),
+        largest(jnp.where(others, pairs, -1.0)),
+        jnp.log1p(submission.absent),
+        ones * n / (n + 10),
+        ones * jnp.log(m / 10) / 2,
+    ]
+    return jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)
 
 
 class Invariant(ClientState):
-    """`Blind`, and the scores of the client's model on the server's samples, whatever their classes.
+    """Geometry of the updates, sample counts, and scores on the server's samples, whatever their classes.
 
     Samples that most models get wrong have more weight: a model that gets them right comes from rare data.
     """
 
-    channels = Blind.channels + 8
+    channels = GEOMETRY_CHANNELS + 8
     reads = "samples"
 
     def __call__(self, submission: Submission) -> Channels:
@@ -222,12 +220,11 @@ class Invariant(ClientState):
             ones * (jnp.log10(jnp.maximum(count, 1)) - 2),
         ]
         shown = jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)
-        return jnp.concatenate([Blind()(submission), shown], -1)
+        return jnp.concatenate([_geometry(submission), shown], -1)
 
 
 STATES: dict[str, ClientState] = {
     "invariant": Invariant(),
-    "blind": Blind(),
     "raw": Raw(),
     "accuracy": Accuracy(),
     "rich": Rich(),

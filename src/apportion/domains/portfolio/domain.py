@@ -78,8 +78,6 @@ class PortfolioAllocateOptions(PriceOptions):
     holdings: Path | None = None
     """Today's holdings: a CSV of ticker and quantity with a row for cash, or of ticker and share. By
     default equal shares. With it the answer lists each trade as a share, and as money for quantities."""
-    delisted: tuple[str, ...] = ()
-    """Instruments that are no longer traded: without it, one that lacks its newest price is refused."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class PortfolioDomain(Domain):
         prices = _own_prices(run, options.prices, options.allow_jumps)
         from apportion.domains.portfolio.prices import check_last_day
 
-        check_last_day(prices, options.delisted)
+        check_last_day(prices)
         from apportion.domains.portfolio.allocation import allocate_next
 
         return allocate_next(_trained(run), prices, options.holdings)

@@ -275,19 +275,17 @@ def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) 
     return prices
 
 
-def check_last_day(prices: Prices, delisted: Sequence[str] = ()) -> None:
+def check_last_day(prices: Prices) -> None:
     """Refuse to decide on a file whose last days lack an instrument, as one that was cut short does.
 
-    An instrument without a price would be sold. `delisted` names those that are really gone.
+    An instrument without a price would be sold.
     """
     priced = ~np.isnan(prices.close)
     for place in np.flatnonzero(priced[-1 - _RECENT_DAYS :].any(0) & ~priced[-1]):
-        name = prices.tickers[place]
-        if name not in delisted:
-            raise InputError(
-                f"prices: {name} has no price on {prices.dates[-1]}, the last day; complete the file, or "
-                f"say --delisted {name} if it is no longer traded and to be sold"
-            )
+        raise InputError(
+            f"prices: {prices.tickers[place]} has no price on {prices.dates[-1]}, the last day; complete "
+            "the file, or remove the instrument from it if it is no longer traded"
+        )
 
 
 def embedded_prices() -> Prices:
@@ -540,10 +538,9 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
     refuse(times & priced, "values that count time", "drop the ticker")
     if "high" not in values:
         return Prices(calendar, tickers, close, volume=volume)
-    upside_down = values["high"] < values["low"]
-    refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
     nearest = np.clip(values["close"], values["low"], values["high"])
     outside = np.abs(values["close"] / nearest - 1) > _ROUNDING
-    refuse(outside, 'values of "close" above "high" or below "low"', "fix them")
+    outside |= values["high"] < values["low"]
+    refuse(outside, 'values of "close" above "high" or below "low"', "fix or swap them")
     factor = close / values["close"]
     return Prices(calendar, tickers, close, values["high"] * factor, values["low"] * factor, volume)

@@ -39,21 +39,29 @@ from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.trees import take
+from apportion_studies.federated.peers import (
+    Adaptive,
+    FineTuned,
+    GradientShares,
+    Krum,
+    NearestMixing,
+    ServerClient,
+)
 
 PEERS: dict[str, aggregators.Aggregator] = {
     "FedAvg": aggregators.BySamples(),
     "FedAvg, step 1.5": aggregators.ServerStep(1.5),
     "FedAvgM": aggregators.ServerStep(1.0, 0.7),
-    "FedAdam": aggregators.Adaptive(0.1),
-    "FedYogi": aggregators.Adaptive(0.05, yogi=True),
+    "FedAdam": Adaptive(0.1),
+    "FedYogi": Adaptive(0.05, yogi=True),
     "median": aggregators.Median(),
     "trimmed mean": aggregators.TrimmedMean(0.3),
-    "Krum": aggregators.Krum(3),
-    "nearest-neighbour mixing": aggregators.NearestMixing(0.3),
-    "gradient shares": aggregators.GradientShares(momentum=0.0),
-    "gradient shares, momentum": aggregators.GradientShares(momentum=0.5),
-    "server as a client": aggregators.ServerClient(),
-    "fine-tuned": aggregators.FineTuned(),
+    "Krum": Krum(3),
+    "nearest-neighbour mixing": NearestMixing(0.3),
+    "gradient shares": GradientShares(momentum=0.0),
+    "gradient shares, momentum": GradientShares(momentum=0.5),
+    "server as a client": ServerClient(),
+    "fine-tuned": FineTuned(),
 }
 """FedAdam stands at Flower's defaults; FedYogi's step and FedAvgM's momentum are those that did best
 among some on digits, FedAvg's step is one of two tried."""

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 from matplotlib.figure import Figure
 
 from apportion.certify.statistics import compare
@@ -36,7 +36,7 @@ from apportion.domains.federated.aggregators import (
     run_episodes,
 )
 from apportion.domains.federated.data import Digits
-from apportion.domains.federated.federation import Federation, paper_world, redrawn, sets_of
+from apportion.domains.federated.federation import Federation, paper_world, server_sets
 from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
 from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
@@ -155,7 +155,7 @@ def _compute_fig6(
             (cell["method"], cell["seed"]): own for cell, (own, _) in zip(cells, tasks, strict=True)
         }
         methods, own_seeds = zip(*runs, strict=True)
-        world, axes = redrawn(federation, digits, here, own_seeds)
+        world, axes = _redrawn(federation, digits, here, own_seeds)
         longest = replace(here, steps=max(marks))
         trained = train_paper_policies(
             longest, world, [*runs.values()], methods, own_seeds, axes=axes, on_chunk=on_chunk
@@ -167,7 +167,7 @@ def _compute_fig6(
         policies = eqx.combine(stack(found), trained.policy)
         aggregators = PolicyAggregator(policies)
     exact = replace(here, precision="float32", block=_BLOCK)
-    world, _ = redrawn(paper_world(exact, digits, seeds)[0], digits, exact, seeds)
+    world, _ = _redrawn(paper_world(exact, digits, seeds)[0], digits, exact, seeds)
     tested = stack([own[:1].joined(unseen) for own, unseen in tasks])
     # The same first models and batches for every method of a seed.
     keys = stack([jax.random.split(jax.random.key(1000 + s), 1 + here.unseen) for s in seeds])
@@ -176,6 +176,22 @@ def _compute_fig6(
     for run, cell in enumerate(cells):
         yield cell, take(record, run).to_frame().assign(**cell.values)
     progress(f"{cells[0].program}: tried on own and unseen tasks", 1.0)
+
+
+def _sets_of(federation: Federation) -> tuple[PyTree, PyTree]:
+    """The leaves that `_redrawn` replaces."""
+    return federation.evaluation, federation.test
+
+
+def _redrawn(
+    federation: Federation, digits: Digits, settings: PPOSettings, seeds: Sequence[int]
+) -> tuple[Federation, PyTree]:
+    """Give each run its own evaluation and test sets; return the federation and its `vmap` axes."""
+    drawn = [server_sets(digits, settings, settings.sets, seed=seed) for seed in seeds]
+    stacked = tuple(map(jnp.stack, zip(*drawn, strict=True)))
+    shared = jax.tree.map(lambda _: None, federation)
+    axes = eqx.tree_at(_sets_of, shared, (0, 0), is_leaf=lambda leaf: leaf is None)
+    return eqx.tree_at(_sets_of, federation, stacked), axes
 
 
 @eqx.filter_jit
@@ -187,10 +203,10 @@ def _run_sets(
 
     def one(run):
         sets, arrays, tasks, keys = run
-        here = eqx.tree_at(sets_of, federation, sets)
+        here = eqx.tree_at(_sets_of, federation, sets)
         return run_episodes(here, eqx.combine(arrays, rest), tasks, keys)
 
-    return jax.lax.map(one, (sets_of(federation), arrays, tasks, keys), batch_size=_AT_ONCE)
+    return jax.lax.map(one, (_sets_of(federation), arrays, tasks, keys), batch_size=_AT_ONCE)
 
 
 _Curves = dict[tuple[str, str, str], np.ndarray]
