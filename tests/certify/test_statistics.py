@@ -142,10 +142,10 @@ LAYOUTS = {f"{layout.study}, {layout.units}": layout for layout in coverage.layo
 # One of each kind of estimate; the committed table has all of them.
 MEASURED = (
     "fig1, 40 runs, a slope",
-    "fig6, 6 seeds of 4 tasks",
+    "fig6, 12 seeds of 16 tasks",
     "recipe-sp500, 4 experiments x 22 years",
     "charging, 60 days",
-    "charging, stations, 60 days x 15",
+    "charging, splits, 120 days x 54 of 54 x 5",
     "backtest, lead, 60 days, 0.1",
 )
 

@@ -63,20 +63,8 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "paper": {"tasks": 200, "steps": 2000, "days": 64, "members": 3, "hidden": 48},
 }
 _SCALES: dict[str, dict[str, Any]] = {
-    "quick": {
-        "splits": 2,
-        "seeds": 2,
-        "garages": 2,
-        "sized_garages": 1,
-        "days_tested": 8,
-    },
-    "paper": {
-        "splits": 5,
-        "seeds": 5,
-        "garages": 4,
-        "sized_garages": 2,
-        "days_tested": None,
-    },
+    "quick": {"splits": 2, "seeds": 2, "garages": 2, "sized_garages": 1, "days_tested": 8},
+    "paper": {"splits": 5, "seeds": 5, "garages": 4, "sized_garages": 2, "days_tested": None},
 }
 """Splits of the stations; networks of each split in `_REPLICATED`; in each split, garages of ten stations
 and of other sizes; the first days of each test, or all."""
@@ -280,13 +268,11 @@ def _train(
         problem_axes=0,
         key=both[:, 1],
     )
+    # Runs are in the order of splits, sites and seeds.
     sites = list(_SITE_NAMES) if kind == "stl" else [""]
-    parts = [take(done.policy, slice(first, first + count)) for first in range(0, len(keys), count)]
-    per_split = len(sites)
-    return [
-        dict(zip(sites, parts[first : first + per_split], strict=True))
-        for first in range(0, len(parts), per_split)
-    ]
+    parts = [take(done.policy, slice(n, n + count)) for n in range(0, len(keys), count)]
+    firsts = range(0, len(parts), len(sites))
+    return [dict(zip(sites, parts[first:], strict=False)) for first in firsts]
 
 
 def _garage_of(kind: str) -> str:

@@ -98,13 +98,7 @@ class _Scenario:
     methods: tuple[str, ...] = (*PEERS, _LEARNED)
 
 
-_RIVALS = (
-    "FedAvg",
-    "FedAvgM",
-    "gradient shares, momentum",
-    "server as a client",
-    "fine-tuned",
-)
+_RIVALS = ("FedAvg", "FedAvgM", "gradient shares, momentum", "server as a client", "fine-tuned")
 """Aggregators that every claim about the mean of kinds is against; the last three use server's samples."""
 _ALL = (*_RIVALS, "gradient shares", _LEARNED)
 _SCENARIOS = {

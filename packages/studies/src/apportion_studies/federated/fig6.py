@@ -269,15 +269,6 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         ),
         f"best of the fixed shares at the end: {best}, {unseen.final[best]:.3f}",
     ]
-    for name in (name for name in learned if not name.endswith("unlike tasks")):
-        minority = shares[name][:, -2:].sum(-1)
-        notes.append(
-            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
-            f"{minority[len(minority) // 2]:.2f} half-way, {minority[-1]:.2f} in the last"
-        )
-    precision = settings["precision"]
-    if precision != "float32":
-        notes.append(f"Clients compute in {precision} while a policy learns, in float32 in tests.")
     verdicts = _verdicts(curves, f"all {evaluation + test:,} images")
     title = "Figure 6: aggregation of federated models"
     draw = partial(_plot, curves, shares, settings["steps"])
