@@ -302,7 +302,7 @@ def _try(
             )
             rows = _rows(found, days, [POLICY])
             if single:
-                each = _rows(found, days, list(single))
+                each: Any = _rows(found, days, list(single))
                 each = each[each.unit.isin(["day", "station", "all"])]
                 keys = ["unit", "place"]
                 mean = each.drop(columns="schedule").groupby(keys, sort=False).mean()
