@@ -12,6 +12,7 @@ made from docs/results.
 import ast
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ LABELS = {
     "fig1": "Figure 1",
     "fig2": "Figure 2",
     "fig3-4": "Figures 3 and 4",
-    "literal": "The paper as printed",
+    "literal": "Departures put back",
     "fig5": "Figure 5",
     "fig6": "Figure 6",
     "mechanisms": "Mechanisms",
@@ -134,21 +135,49 @@ def omitted_values(path: Path) -> str:
     moved = {
         "own gain": "own tasks, points a year",
         "held-out gain": "held-out instruments, points a year",
+        "in-sample gain": "in sample, points a year",
+        # In results of the last run.
         "in-sample log_gain": "in sample, log growth a year",
         "own deviation": "deviation from equal shares",
     }
+    table = pd.read_csv(path)
+    moved = {name: words for name, words in moved.items() if name in table}
     rows = [
         [
             row["changed"].replace("_", " "),
             f"{row['ours']}: {row['why']}",
             *(f"{row[k]:+.3g} [{row[f'{k} low']:.3g}, {row[f'{k} high']:.3g}]" for k in moved),
         ]
-        for row in pd.read_csv(path).to_dict("records")
+        for row in table.to_dict("records")
     ]
     return markdown_table(["changed", "ours, and why", *moved.values()], rows)
 
 
-SHOWN_TABLES: dict[str, Callable[[Path], str]] = {"omitted": omitted_values}
+def protocols(path: Path) -> str:
+    """Every arm and difference under three protocols: gain, Sharpe ratio, and the share of years."""
+    table = pd.read_csv(path)
+    names = list(dict.fromkeys(table["protocol"]))
+    rows = []
+    for key, own in table.groupby(["tested", "arm", "against"], sort=False):
+        found = {row["protocol"]: row for row in own.to_dict("records")}
+        cells = []
+        for row in (found[name] for name in names):
+            level = f"{row['sharpe']:.2f}, " if row["against"] == "Equal CRP" else ""
+            cells += [
+                f"{row['value']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]",
+                f"{level}{row['sharpe gain']:+.2f}",
+                f"{100 * row['share of years']:.0f}",
+            ]
+        rows.append([*map(str, key), *cells])
+    heads = ("{}: points a year", "Sharpe ratio", "share of years, %")
+    named = [head.format(name) for name in names for head in heads]
+    return markdown_table(["tested", "arm", "against", *named], rows)
+
+
+SHOWN_TABLES: dict[str, Callable[[Path], str]] = {
+    "omitted": omitted_values,
+    "protocols": protocols,
+}
 """Figures whose page shows their table too, and how."""
 
 
@@ -239,6 +268,16 @@ def coverage() -> str:
         for row in table.to_dict("records")
     ]
     return markdown_table(["study", "units", "intervals that hold the truth, %"], rows)
+
+
+def tickers() -> str:
+    """The instruments of the portfolio studies."""
+    names = runpy.run_path(str(DOCS / "stocks.py"))["TICKERS"]
+    rows = [
+        [f"{first + 1} to {min(first + 17, len(names))}", ", ".join(names[first : first + 17])]
+        for first in range(0, len(names), 17)
+    ]
+    return markdown_table(["", "by median daily dollar volume, highest first"], rows)
 
 
 def seconds_of_studies() -> str:
@@ -469,7 +508,7 @@ def verdict_gain(verdict: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        all_studies, coverage, seconds_of_studies, steps_on_gpu, certificates,
+        all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
         federations_attacked, aggregator_training, flower, flower_troubles,
     )

@@ -32,7 +32,7 @@ class Replay:
     """How each task's memory is filled and read: step 2 and step 5 of Algorithm 1.
 
     What is None depends on the problem and the learner (`fitted`): memory then covers the episodes that
-    the policy will meet. `Replay.paper()` has the paper's values.
+    the policy will meet. `Replay.paper()` has what the paper describes; it gives no n_e.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Replay:
 
     @classmethod
     def paper(cls, act_periods: int = 10) -> "Replay":
-        """Algorithm 1 as printed: memory starts empty, acting alone fills it and stops at an episode's end.
+        """Memory as Algorithm 1 prints it: empty at first, filled by acting alone, to an episode's end.
 
         Parameters
         ----------

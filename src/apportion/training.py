@@ -212,7 +212,8 @@ def train(
     exploration noise             none                          some, not specified
     ============================  ============================  ====================================
 
-    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs the algorithm as printed.
+    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs it with
+    the memory that the algorithm prints; n_e and the noise are our choice.
 
     Examples
     --------

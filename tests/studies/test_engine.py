@@ -14,8 +14,10 @@ import apportion.cli.commands  # noqa: F401, before the registry holds toys
 from apportion.cli import main
 from apportion.errors import InputError
 from apportion.report import write_report
-from apportion.runs.files import only_writer
+from apportion.report.study import study_page
+from apportion.runs.files import checksummed, only_writer, write_json
 from apportion.runs.runner import Stopped
+from apportion.runs.sources import package_digests
 from apportion.studies import registry
 from apportion.studies.engine import CellStore, Plan, perform_plans
 from apportion.studies.executors import Serial
@@ -255,6 +257,19 @@ def conclude(rows, settings):
     # Why.
     return []
 """
+
+
+def test_a_page_counts_the_files_of_the_packages_that_changed_since(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "study")
+    before = about(folder)
+    files = before["files"]
+    assert {"apportion/studies/engine.py", "apportion_studies/catalogue.py"} <= files.keys()
+    assert before["packages"] == package_digests()
+    assert f"0 of {len(files)} files" in study_page(folder)
+    changed = files | {"apportion/policy.py": "0", "apportion/gone.py": "0"}
+    with checksummed(folder, "study.json"):
+        write_json(folder / "study.json", before | {"files": changed})
+    assert f"2 of {len(changed)} files" in study_page(folder)
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from apportion.report.page import (
 from apportion.report.plots import read_if_there, read_table
 from apportion.report.run import provenance
 from apportion.runs.files import read_bytes
+from apportion.runs.sources import changed_files
 
-_COMPUTED = ("command", "run", "commit", "device", "seconds", "seed", "versions")
+_COMPUTED = ("command", "run", "commit", "packages", "device", "seconds", "seed", "versions")
 """Facts of `study.json` that the page shows."""
 
 
@@ -38,6 +39,10 @@ def study_page(folder: Path) -> str:
         parts = _figure(folder, figure, own)
         sections.append(Section(figure["title"] if len(figures) > 1 else "Figure", parts))
     facts = {name: about[name] for name in _COMPUTED if about.get(name) is not None}
+    files = about.get("files")
+    if isinstance(files, dict) and files:
+        changed = len(changed_files(files))
+        facts["changed since"] = f"{changed} of {len(files)} files of the packages it ran on"
     sections.append(provenance(about.get("settings", {}), facts))
     name = about.get("name", folder.name)
     title = figures[0]["title"] if len(figures) == 1 else name

@@ -12,7 +12,6 @@ SHA256SUMS           the checksums of these files
 study.json           how it was computed; once it is concluded, what `Study.save` writes
 """
 
-import ast
 import hashlib
 import json
 import re
@@ -45,6 +44,7 @@ from apportion.runs.files import (
 )
 from apportion.runs.plugins import plugin_versions
 from apportion.runs.runner import Stopped, interrupts
+from apportion.runs.sources import code_lines, file_digests, package_digests
 from apportion.studies.study import FigureResult, Study, plain
 
 _ROWS_VERSION = 1
@@ -145,26 +145,12 @@ class Plan:
             if module in code:
                 continue
             text = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
-            code[module] = _code(text)
+            code[module] = code_lines(text)
             package = module.rpartition(".")[0]
             beside = re.findall(rf"^from {re.escape(package)}\.(\w+) import", text, re.M)
             waiting += [f"{package}.{name}" for name in beside]
         named = sorted((module.rpartition(".")[2], text) for module, text in code.items())
         return hashlib.sha256(json.dumps([_ROWS_VERSION, named]).encode()).hexdigest()[:16]
-
-
-def _code(text: str) -> str:
-    """Return the lines of a module without blank lines, comments, docstrings and imports."""
-    left_out = {
-        line
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    lines = enumerate(text.splitlines(), start=1)
-    kept = (line for number, line in lines if number not in left_out)
-    return "\n".join(line for line in kept if line.strip() and not line.lstrip().startswith("#"))
 
 
 @dataclass(frozen=True)
@@ -299,7 +285,7 @@ def _perform(
                 yield named[done.study].conclude()
 
 
-_HOW = ("command", "run", "commit", "source", "device")
+_HOW = ("command", "run", "commit", "source", "packages", "device")
 """What `study.json` says of how the cells were computed."""
 
 
@@ -321,6 +307,8 @@ class CellStore:
         # Now, and not when a cell is done: this is the code that was read, whatever is written since.
         made = {"command": command, "run": run or command}
         self._now = made | {"commit": _commit(), "source": plan.source}
+        self._now["packages"] = package_digests()
+        self._files = dict[str, str]()
         self._seconds, self._computed = 0.0, dict[str, dict[str, None]]()
         self._changed, self._recorded = False, 0.0
 
@@ -348,6 +336,8 @@ class CellStore:
             raise InputError(
                 f"{path}: does not say how the study was computed; put it back from a copy"
             )
+        files = told.get("files")
+        self._files = files if isinstance(files, dict) else {}
         self._seconds = float(seconds)
         self._computed = {
             name: dict.fromkeys(filter(None, one.split("; "))) for name, one in said.items()
@@ -391,7 +381,7 @@ class CellStore:
         self._seconds += done.seconds
         for name, one in (self._now | {"device": done.device}).items():
             self._computed.setdefault(name, {})[one or ""] = None
-        self._changed = True
+        self._files, self._changed = file_digests(), True
         # Not at every cell: a program may end with a hundred at once.
         if time.monotonic() - self._recorded > 1.0:
             self.record()
@@ -453,6 +443,7 @@ class CellStore:
             "seed": settings.get("seed"),
             "data": settings.get("data"),
             "seconds": round(self._seconds, 1),
+            "files": self._files,
         }
 
     def _file(self, cell: Cell) -> Path:

@@ -33,7 +33,7 @@ class Verdict:
     interval: tuple[float, float]
     n: int
     paper: bool = True
-    """Whether the paper makes the claim; the others are ours. Each kind is one family of a figure (Holm)."""
+    """Whether the paper makes the claim, or we do. Each kind is one family of a figure (Holm)."""
     refuted: bool | None = None
     """Whether it is shown not to hold; where nobody says, it is when the interval lies below 0."""
     p: float | None = None
