@@ -20,10 +20,12 @@ ABOUT = {
 }
 
 CHANGED = {
+    "charging",
     "corollary2",
     "federations",
     "fig3-4",
     "fig5",
+    "fig6",
     "literal",
     "mechanisms",
     "prioritisation",
