@@ -87,7 +87,7 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
         "A garage's power among charging cars",
         f"{settings.task_size} charging stations are behind a feeder that gives {_CAPACITY:.0%} of their "
         "full rate. Every 15 minutes its power is shared among the cars that are plugged in. Which shares "
-        f"meet most of what the cars need? Of {len(_RULES)} rules, {best} is the best on these days, chosen "
+        f"meet most of what the cars need? Of {len(_RULES)} rules, {best} is best on these days, chosen "
         "with hindsight.",
         "share of the cars' need met (%)",
         levels_of({**by_method(by_policy), f"best rule ({best})": served(best)}),
