@@ -25,11 +25,11 @@ from apportion_charging.backtest import (
 )
 from apportion_charging.days import Days
 from apportion_charging.problem import CHANNELS, PolicySchedule
-from apportion_charging.schedulers import SCHEDULERS, simulate
+from apportion_charging.schedulers import CLAIRVOYANT, SCHEDULERS, simulate
 from apportion_charging.sessions import _inspect_frame, read_sessions
 from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import Site, embedded_site
-from apportion_charging.training import Garages, _collect_facts, train_charging
+from apportion_charging.training import Garages, _card, _collect_facts, train_charging
 from learning import assert_mean_above, optimised
 
 pytestmark = pytest.mark.usefixtures("few_schedulers")
@@ -87,6 +87,16 @@ def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_da
     assert (lead.high - lead.low) / 2 == pytest.approx(2.1 * error, rel=0.15)
     # A day on which nobody needed anything says nothing.
     assert lead.n == (needs > 0).sum()
+
+
+def test_the_card_of_a_test_compares_with_the_rule_that_is_best_for_the_objective(tested):
+    for objective in ("energy", "fair", "promise", "cost"):
+        own = replace(tested, objective=objective)
+        leads = {name: own.ahead(name).value for name in SCHEDULERS if name != CLAIRVOYANT}
+        assert own.best_rule == min(leads, key=lambda name: leads[name])
+        card = _card("here", own)
+        assert f"over {own.best_rule}, the best rule: here" in card["label"]
+        assert card["value"] == f"{100 * leads[own.best_rule]:+.2f} points"
 
 
 def test_a_result_shows_itself(tested, untrained, garages):

@@ -20,11 +20,13 @@ ABOUT = {
 }
 
 CHANGED = {
+    "charging",
     "corollary2",
     "federations",
     "fig2",
     "fig3-4",
     "fig5",
+    "fig6",
     "literal",
     "mechanisms",
     "prioritisation",

@@ -220,7 +220,7 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
     Each clustering is a pair (gains, sizes) of sums over clusters of the same data, such as days or
     stations. The ratio is linearised. The variances of the clusterings are added, which is conservative
     (Cameron, Gelbach and Miller 2011 subtract the variance of the intersections). The degrees of freedom
-    are one less than the smallest number of clusters.
+    are Satterthwaite's, and not fewer than the coarsest clustering has; n is the number of its clusters.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
     >>> clustered_ratio((gains, np.ones(40))).n
     40
     """
-    variance, units, ratio = 0.0, np.inf, None
+    variances, freedoms, ratio = [], [], None
     for gains, sizes in clusterings:
         gains, sizes = np.asarray(gains, float).ravel(), np.asarray(sizes, float).ravel()
         if gains.shape != sizes.shape or not sizes.sum() > 0:
@@ -241,10 +241,14 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
         ratio = float(gains.sum() / sizes.sum()) if ratio is None else ratio
         count = len(gains)
         rest = (gains - ratio * sizes) / sizes.sum()
-        variance += count / max(count - 1, 1) * float((rest**2).sum())
-        units = min(units, count)
+        variances.append(count / max(count - 1, 1) * float((rest**2).sum()))
+        freedoms.append(count - 1)
     assert ratio is not None, "at least one clustering is given"
-    return _t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units))
+    fewest, whole = min(freedoms), float(np.sum(variances))
+    freedom = fewest
+    if fewest > 0 and whole > 0:
+        freedom = max(fewest, whole**2 / np.sum(np.square(variances) / np.array(freedoms)))
+    return _t_estimate(ratio, float(np.sqrt(whole)), float(freedom), fewest + 1)
 
 
 def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int = 21) -> Estimate:

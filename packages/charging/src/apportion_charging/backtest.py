@@ -127,6 +127,12 @@ class ChargingBacktest:
         (mine, unit), (others, _) = (self.daily(name, self.objective) for name in (POLICY, other))
         return clustered_ratio((mine - others, unit))
 
+    @property
+    def best_rule(self) -> str:
+        """The schedule without hidden values that is best by the policy's objective here, in hindsight."""
+        rules = [name for name in self.drawn_kwh if name not in (POLICY, *HINDSIGHT)]
+        return max(rules, key=lambda name: float(self.daily(name, self.objective)[0].sum()))
+
     def daily(self, name: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """What a schedule is worth by an objective on each day, and what that is a share of: kWh drawn and
         needed; Jain's index and garages; cars that left with what they were promised and all; what the

@@ -7,8 +7,8 @@ from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError, check_positive
 from apportion.runs.settings import suggest
 
-OBJECTIVES = {"energy": "llf", "fair": "equal", "promise": "llf", "cost": "mpc"}
-"""What can be wanted, and the scheduler that each is held against."""
+OBJECTIVES = ("energy", "fair", "promise", "cost")
+"""What can be wanted."""
 
 
 @dataclass(frozen=True)
