@@ -8,7 +8,7 @@ baseline if the policy fails. Its state survives a restart.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -429,21 +429,13 @@ class Controller:
             warnings.append("stations is not a list; all offers stay")
             stations = []
         cars: dict[str, _Car] = {}
-        listed, strange, fixed = set(), 0, np.full(len(self._names), np.nan)
-        for number, station in enumerate(stations):
+        warnings += warn_of_unknown(stations, self._places)
+        listed, fixed = set(), np.full(len(self._names), np.nan)
+        for station in stations:
             name = str(station.get("id")) if isinstance(station, Mapping) else None
             if name is None or name not in self._places:
-                strange += 1
-                if strange <= _MAX_NAMED_STATIONS:
-                    shown = name or str(number)
-                    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-                    # Escape what cannot be encoded; search a bounded number of names.
-                    shown = shown.encode("utf-8", "backslashreplace").decode()
-                    warnings.append(
-                        f"station {shown} is not one of the site; it is ignored"
-                        f"{suggest(name or '', self._names[:1000])}"
-                    )
-            elif name in listed:
+                continue
+            if name in listed:
                 warnings.append(f"station {name} is listed twice; the first entry counts")
             else:
                 listed.add(name)
@@ -458,8 +450,6 @@ class Controller:
                     fixed[place] = still
                 elif car is not None:
                     cars[name] = car
-        if strange > _MAX_NAMED_STATIONS:
-            warnings.append(f"{strange - _MAX_NAMED_STATIONS} more stations are not of the site")
         takes_offers = np.array([name in listed for name in self._names]) & np.isnan(fixed)
         return time, float(capacity), cars, ~takes_offers, fixed
 
@@ -561,6 +551,21 @@ class Controller:
             self._known = GarageState(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a valid controller state; remove it") from None
+
+
+def warn_of_unknown(stations: list[Any], known: Collection[str]) -> list[str]:
+    """Return a sentence for each listed station that the site does not have, up to a few."""
+    names = [str(one.get("id")) if isinstance(one, Mapping) else f"{one!r}" for one in stations]
+    unknown = [name for name in names if name not in known]
+    warnings = []
+    for name in unknown[:_MAX_NAMED_STATIONS]:
+        # Escape what cannot be encoded; search a bounded number of names.
+        shown = name[:60].encode("utf-8", "backslashreplace").decode()
+        near = suggest(name[:60], list(known)[:1000])
+        warnings.append(f"station {shown} is not one of the site; it is ignored{near}")
+    if more := len(unknown) - len(warnings):
+        warnings.append(f"{more} more stations are not of the site")
+    return warnings
 
 
 @lru_cache(256)

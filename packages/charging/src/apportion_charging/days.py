@@ -57,8 +57,6 @@ class Days:
     """Arrays of NumPy (days, stations, sessions)."""
     physics: Physics = REAL
     prices: Tariff | None = None
-    left_out: str = ""
-    """What quiet days left out, in words; nothing where none were."""
 
     @classmethod
     def of(
@@ -100,20 +98,12 @@ class Days:
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
         days = cls(site, dates, names, wiring, garage, physics, description.prices)
         busy = garage.begins.sum((1, 2)) >= quiet * len(names)
-        if busy.all():
-            return days
         if not busy.any():
             raise InputError(
                 f'site "{site}": none of its {len(dates)} days has {quiet:g} sessions a station; give '
                 "more sessions, or a smaller --quiet-days"
             )
-        quiet_garage = jax.tree.map(lambda x: x[~busy], garage)
-        begins = quiet_garage.begins
-        said = (
-            f"{count(int((~busy).sum()), 'quiet day')} with {count(int(begins.sum()), 'session')} and "
-            f"{(quiet_garage.need_kwh * begins).sum():,.0f} kWh left out"
-        )
-        return replace(days._chosen(busy), left_out=said)
+        return days if busy.all() else days._chosen(busy)
 
     def __len__(self) -> int:
         return len(self.dates)
@@ -176,7 +166,6 @@ class Days:
             f"{self.site}: {count(len(self), 'day')} from {self.dates[0]} to {self.dates[-1]}, "
             f"{count(len(self.stations), 'station')}, needed {needed:,.0f} kWh in "
             f"{count(int(begins.sum()), 'session')}"
-            + (f"; {self.left_out}" if self.left_out else "")
         )
 
 

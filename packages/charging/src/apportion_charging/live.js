@@ -78,24 +78,6 @@
     table("limits", "Limits and the power offered below them", ["limit", "", "offered ", "at most "], rows);
   };
 
-  // The chart is made once and then updated, so that a zoom lasts; without Plotly's script the numbers remain.
-  const SERIES = [
-    ["offered_kw", "offered", "#0f766e", "solid"],
-    ["drawn_kw", "drawn", "#d97706", "solid"],
-    ["capacity_kw", "the feeder", "#57606a", "dash"],
-  ];
-  const history = (state) => {
-    const last = state.history[state.history.length - 1];
-    place("latest").textContent = last ? SERIES.map(([name, label]) => `${label} ${kw(last[name])} kW`).join(", ") : "No decision yet.";
-    place("chart").hidden = !window.Plotly;
-    if (!window.Plotly) return;
-    const x = state.history.map((row) => new Date(1000 * row.time - 60000 * new Date().getTimezoneOffset()).toISOString());
-    const traces = SERIES.map(([name, label, color, dash]) => ({
-      x, y: state.history.map((row) => row[name]), name: label, mode: "lines", line: { color, dash, width: 2, shape: "hv" },
-    }));
-    drawPlot(place("chart"), traces, { title: { text: "power (kW)" }, yaxis: { rangemode: "tozero" }, uirevision: "kept" });
-  };
-
   const warnings = (state) =>
     make(place("warnings"), "p", { style: "white-space:pre-line" }, state.warnings.join("\n") || "None.");
 
@@ -106,7 +88,7 @@
       if (text !== shown) {
         const state = JSON.parse(text);
         ["cards", "cars", "limits", "warnings"].forEach((id) => place(id).replaceChildren());
-        [cards, cars, limits, history, warnings].forEach((draw) => draw(state));
+        [cards, cars, limits, warnings].forEach((draw) => draw(state));
         shown = text;
       }
     } catch (error) {

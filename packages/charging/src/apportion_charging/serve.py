@@ -11,7 +11,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from apportion.errors import InputError, first_line
-from apportion.report.page import PLOTLY_FILE, Part, Section, page, read_plotly_script
+from apportion.report.page import Part, Section, page
 from apportion.runs.signals import listening
 from apportion_charging.access import (
     MAX_CONNECTIONS,
@@ -51,8 +51,6 @@ from apportion_charging.settings import ChargingServeOptions
 from apportion_charging.site import Site
 
 _BARS = "A bar is the current offered to a car as a share of what its cable carries."
-_HISTORY = 600
-"""Decisions that the page looks back on."""
 _LATE_PERIODS = 3
 """A controller that has not decided for so long is not healthy."""
 
@@ -123,7 +121,6 @@ class Service:
         self.last: float | None = None
         """Time of the last decision, in seconds since 1970."""
         self._time: Any = None
-        self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
         self._wiring = controller.site.wiring()
         self._said: set[str] = set()
         controller.trust = gate.look()
@@ -151,18 +148,6 @@ class Service:
                 _log.warning("%s", warning)
         self._said = set(offers.warnings)
         self._time = now.get("time")
-        if self.points is None:
-            meters = [car.drawn_kw for car in self.controller.seen.values()]
-        else:
-            meters = [point.shown_kw for point in self.points.points.values()]
-        drawn = [kw for kw in meters if kw is not None]
-        row = {
-            "time": self.last,
-            "offered_kw": round(sum(offers.allocation_kw.values()), 3),
-            "capacity_kw": self._capacity_kw(),
-            "drawn_kw": round(sum(drawn), 3) if drawn else None,
-        }
-        self._history.append(row)
         return offers
 
     def state(self) -> dict[str, Any]:
@@ -196,7 +181,6 @@ class Service:
             "limits": limits,
             "stations": stations,
             "warnings": warnings,
-            "history": list(self._history),
         }
 
     def _capacity_kw(self) -> float:
@@ -329,16 +313,9 @@ def application(service: Service) -> Starlette:
     async def home(request: Request) -> Response:
         return HTMLResponse(shown)
 
-    plotly = read_plotly_script()
-
-    async def plotly_script(request: Request) -> Response:
-        headers = {"Cache-Control": "max-age=86400"}
-        return Response(plotly, media_type="text/javascript", headers=headers)
-
     return Starlette(
         routes=[
             Route("/", home),
-            Route(f"/{PLOTLY_FILE}", plotly_script),
             Route("/allocate", allocate, methods=["POST"]),
             Route("/limits", limits, methods=["POST"]),
             Route("/state", state),
@@ -360,17 +337,6 @@ class _Place(Part):
         return f'<div id="{escape(self.place)}" aria-live="polite"></div>'
 
 
-class _Chart(Part):
-    """Power over the last decisions: the latest numbers, and a chart if Plotly is there."""
-
-    def html(self, name: str) -> str:
-        return (
-            '<figure id="history" class="plot wide"><h3>Power offered, drawn, and the feeder\'s</h3>'
-            '<div id="chart" class="canvas" role="img" aria-labelledby="latest"></div>'
-            '<figcaption id="latest"></figcaption></figure>'
-        )
-
-
 def live_page(service: Service) -> str:
     """The page that follows the controller, in the style of the report."""
     site = service.controller.site
@@ -379,7 +345,6 @@ def live_page(service: Service) -> str:
         Section("Now", [_Place("cards")]),
         Section("Power by car", [_Place("cars")], _BARS),
         Section("Limits", [_Place("limits")], "What is offered below each of them."),
-        Section("The last decisions", [_Chart()]),
         Section("Warnings", [_Place("warnings")]),
     ]
     return page("The garage now", sections, subtitle=site.describe(), live=script)

@@ -384,33 +384,14 @@ def find_site(kept: Mapping[str, _T], site: str) -> _T | None:
     return next(same, None)
 
 
-def describe_inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
-    """Describe the inferred cables of sites without a file, one sentence each."""
-    described = [one for one in chosen if one.endswith(".toml")]
-    stems = [Path(one).stem.casefold() for one in described]
-    return [
-        f"{name}: {site.describe()}: the least usual cables that explain the power seen; if that is wrong, "
-        "describe the site in a TOML file and give it with --site"
-        for name, site in sites.items()
-        if name.casefold() not in stems and not (described and len(sites) == 1)
-    ]
-
-
 def find_zone(chosen: Iterable[str], timezone: str | None) -> str | None:
-    """Return the given zone, or the one that the sites' files name.
-
-    Raises
-    ------
-    InputError
-        If they differ.
-    """
-    zones = {} if timezone is None else {timezone: "--timezone"}
-    for one in chosen:
-        if one.endswith(".toml") and (zone := Site.read(one).timezone) is not None:
-            zones.setdefault(zone, one)
+    """Return the given zone, or the one that the sites' files name; raise InputError if they differ."""
+    files = [one for one in chosen if one.endswith(".toml")]
+    zones = {zone for zone in (timezone, *(Site.read(one).timezone for one in files)) if zone}
     if len(zones) > 1:
-        said = ", ".join(f"{zone} ({where})" for zone, where in zones.items())
-        raise InputError(f"sessions of one file are of one time zone; these differ: {said}")
+        raise InputError(
+            f"sessions of one file are of one time zone, not {', '.join(sorted(zones))}"
+        )
     return next(iter(zones), None)
 
 
