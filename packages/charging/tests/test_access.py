@@ -246,7 +246,7 @@ def test_a_charge_point_needs_its_password_and_a_limit_that_expires_is_sent(run,
                 with pytest.raises(InvalidStatus, match="401"):
                     await dial(port, password="wrong")
                 await client.plug()
-                await until(lambda: client.limit == 32.0, 10)
+                await until(lambda: client.limit == 32.0, 30)
                 body = {"limits": {"feeder": {"a": 14}}, "ttl_s": 1.5}
                 assert (await asyncio.to_thread(ask, http, "POST", "/limits", body))[0] == 200
                 assert client.limit == 14.0
@@ -288,7 +288,7 @@ def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):  # noqa
             with listening(link) as client:
                 await client.boot()
                 await client.plug()
-                await until(lambda: client.limit == 32.0, 10)
+                await until(lambda: client.limit == 32.0, 30)
         with pytest.raises(Exception, match="."):
             await dial(port)
 

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion_charging.controller import Controller
-from apportion_charging.ocpp import _VALID_PERIODS, ChargePoints, _Point, _read_samples
+from apportion_charging.ocpp import _VALID_PERIODS, ChargePoints, _Point, _Transaction
 from apportion_charging.ocpp_versions import stamp
 from apportion_charging.problem import CHANNELS
 from apportion_charging.site import Branch, Site, Station
@@ -225,7 +225,9 @@ class Town:
 
     def __init__(self, controller, path=None):
         self.ledger, self.running = Ledger(), {}
-        self.points = ChargePoints(SITE, controller.allocate, every=EVERY, path=path)
+        self.points = ChargePoints(
+            SITE, controller.allocate, controller.limits, every=EVERY, path=path
+        )
 
     async def __aenter__(self):
         self.server = await self.points.listen(host="127.0.0.1", port=0)
@@ -271,7 +273,7 @@ async def everything(controller, path):
             await client.boot()
             await client.plug()
         await until(lambda: {(name, "default") for name in obstinate} <= points.troubles.keys())
-        assert all(points.points[name].may_flow_a() == 16.0 for name in obstinate)
+        assert all(points.points[name].bound_a() == 16.0 for name in obstinate)
         others = [name for name in NAMES if name not in obstinate]
         clients = dict(zip(others, await asyncio.gather(*map(town.connect, others)), strict=True))
         await asyncio.gather(*(client.boot() for client in clients.values()))
@@ -310,7 +312,7 @@ async def everything(controller, path):
             await town.drop(name)
             took = clients[name].limit
             await until(lambda name=name: points.points[name].link is None)
-            assert points.points[name].may_flow_a() >= took
+            assert points.points[name].bound_a() >= took
         await asyncio.sleep(1.5 * EVERY)
         ledger.check()
         again = await town.connect(first)
@@ -319,7 +321,7 @@ async def everything(controller, path):
         assert points.points[first].car.number == str(again.transaction)
         await until(lambda: any(name == first for name, *_ in ledger.told[told:]))
         # Without its server a charge point falls back to nothing, and then nothing counts.
-        await until(lambda: points.points[second].may_flow_a() == 0.0)
+        await until(lambda: points.points[second].bound_a() == 0.0)
         assert ledger.clients[second].flow() == 0.0
 
         # Who leaves makes room.
@@ -358,39 +360,28 @@ def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(t
     purposes = {purpose for _, purpose, _ in ledger.told}
     assert purposes == {"TxDefaultProfile", "TxProfile"}
     # Who starts anew knows the transactions, and what counts.
-    again = ChargePoints(SITE, controller.allocate, every=EVERY, path=path)
+    again = ChargePoints(SITE, controller.allocate, controller.limits, every=EVERY, path=path)
     for name, point in again.points.items():
-        assert point.may_flow_a() <= SITE.stations[name].max_a
+        assert point.bound_a() <= SITE.stations[name].max_a
         assert (point.car and point.car.number) == (
             points.points[name].car and points.points[name].car.number
         )
-    path.write_text(json.dumps({"site": "another", "points": {}}))
-    with pytest.raises(InputError, match="another site"):
-        ChargePoints(SITE, controller.allocate, every=EVERY, path=path)
+    path.write_text(json.dumps({"points": {"P00": {}}}))
+    with pytest.raises(InputError, match="remove it"):
+        ChargePoints(SITE, controller.allocate, controller.limits, every=EVERY, path=path)
 
 
 def test_an_offer_without_an_answer_counts_as_both_what_was_and_what_was_told():
     point = _Point("A", Station(32.0), heard=True)
-    assert point.may_flow_a() == 32.0
+    assert point.bound_a() == 32.0
     point.has_default = True
     point.link = SimpleNamespace(ready=True)
-    assert point.may_flow_a() == 0.0
+    assert point.bound_a() == 0.0
     now = time.time()
-    point.begin(SimpleNamespace(number="1", start_wh=None))
+    point.begin(_Transaction("1", datetime.now(UTC)))
     point.profiles = [(20.0, now + 9), (6.0, now + 99)]
-    assert point.may_flow_a() == 20.0
+    assert point.bound_a() == 20.0
     point.profiles = [(20.0, now - 1), (6.0, now + 99)]
-    assert point.may_flow_a() == 6.0
+    assert point.bound_a() == 6.0
     point.profiles = [(20.0, now - 1)]
-    assert point.may_flow_a() == 0.0
-
-
-def test_meter_values_are_read_in_every_unit_and_what_cannot_be_is_set_aside():
-    power = {"measurand": "Power.Active.Import", "unit": "kW"}
-    three = [{"value": "1.1", **power, "phase": phase} for phase in ("L1", "L2", "L3")]
-    assert _read_samples(three, 230.0, 3)[1] == pytest.approx(3.3)
-    scaled = [{"value": 2.0, "unit_of_measure": {"unit": "Wh", "multiplier": 3}}]
-    assert _read_samples(scaled, 230.0, 1) == (2000.0, None, None)
-    for value in ("nan", "-1", None, "1e99"):
-        assert _read_samples([{"value": value}], 230.0, 1)[:2] == (None, None)
-    assert _read_samples("x", 230.0, 1) == (None, None, None)
+    assert point.bound_a() == 0.0

@@ -6,7 +6,7 @@ could not have taken it in those periods. Days are 24 hours of the zone's standa
 have no effect; days without a car are absent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -169,10 +169,11 @@ class Days:
         )
 
 
-def make_stations(description: Site) -> Stations:
-    """Convert a site's wiring to arrays in single precision."""
-    wiring = description.wiring()
-    phases = np.array([len(station.phases) for station in description.stations.values()])
+def make_stations(description: Site, one_phase: Mapping[str, int] | None = None) -> Stations:
+    """Convert a site's wiring to arrays in single precision; `one_phase` as in `Site.wiring`."""
+    wiring, single = description.wiring(one_phase), one_phase or {}
+    own = {name: len(station.phases) for name, station in description.stations.items()}
+    phases = np.array([1 if name in single else number for name, number in own.items()])
     own, above = (wiring.max_a, wiring.min_a, phases, wiring.kw_per_a), (wiring.load, wiring.limit)
     return Stations(*(np.asarray(x, np.float32) for x in (*own, *(x[1:] for x in above))))
 
