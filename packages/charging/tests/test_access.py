@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 pytest.importorskip("uvicorn")
-from test_ocpp import Ledger, Point16, until
+from garage_loop import ChargePoint, until
 from test_serve import NOW, SITE, certificate, run  # noqa: F401
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -224,13 +224,12 @@ def dial(port, *, password=PASSWORD, scheme="ws", **more):
 
 @contextmanager
 def listening(link):
-    client = Point16("P00", link, 5)
-    client.ledger, client.every = Ledger(), 2.0
-    task = asyncio.create_task(client.start())
+    client = ChargePoint("P00", SITE.stations["P00"], time.time)
+    client.use(link)
     try:
         yield client
     finally:
-        task.cancel()
+        client.reading.cancel()
 
 
 def test_a_charge_point_needs_its_password_and_a_limit_that_expires_is_sent(run, tmp_path):  # noqa: F811
@@ -246,10 +245,10 @@ def test_a_charge_point_needs_its_password_and_a_limit_that_expires_is_sent(run,
                 with pytest.raises(InvalidStatus, match="401"):
                     await dial(port, password="wrong")
                 await client.plug()
-                await until(lambda: client.limit == 32.0, 30)
+                await until(lambda: client.profile and client.profile[0] == 32.0)
                 body = {"limits": {"feeder": {"a": 14}}, "ttl_s": 1.5}
                 assert (await asyncio.to_thread(ask, http, "POST", "/limits", body))[0] == 200
-                assert client.limit == 14.0
+                assert client.in_force() == 14.0
                 await client.meter()
             async with dial(port):
                 await asyncio.wait_for(link.wait_closed(), 5)
@@ -288,7 +287,7 @@ def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):  # noqa
             with listening(link) as client:
                 await client.boot()
                 await client.plug()
-                await until(lambda: client.limit == 32.0, 30)
+                await until(lambda: client.profile and client.profile[0] == 32.0)
         with pytest.raises(Exception, match="."):
             await dial(port)
 

@@ -423,7 +423,7 @@ class ChargePoints:
         # A station that ignores offers may exceed a limit already; do not add to that.
         if (load @ then > np.maximum(limit, load @ now) + 1e-6).any():
             _log.warning("no increase in this period: the current that may flow leaves no room")
-            return
+            new = {point: amperes for point, amperes in new.items() if amperes == point.bound_a()}
         self._unresponsive |= await self._send(new)
 
     async def _send(self, amperes: dict[_Point, float]) -> set[str]:
