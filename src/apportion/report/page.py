@@ -264,7 +264,7 @@ def page(
     )
     body = "".join(_section(section, i) for i, section in enumerate(sections))
     scripts = [f"<script>{script}</script>" for script in (_asset("page.js"), live) if script]
-    if live or any(isinstance(part, Plot) for section in sections for part in section.parts):
+    if any(isinstance(part, Plot) for section in sections for part in section.parts):
         plotly = f"<script>{read_plotly_script()}</script>" if inline else _PLOTLY_TAG
         scripts.insert(0, plotly)
     return Template(_asset("page.html")).substitute(

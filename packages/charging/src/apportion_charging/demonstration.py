@@ -81,7 +81,7 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
         return np.array([100 * drawn[week].sum() / need[week].sum() for week in weeks])
 
     by_policy = np.reshape([served(name) for name in schedules], (_REPETITIONS, -1, len(weeks)))
-    power = busiest_day(first, days, found)["power"].set_index("time")
+    power = busiest_day(first, days, found).set_index("time")
     power.index = power.index.str[-5:].rename(f"time on {power.index[0][:10]}")
     return Demonstration(
         "A garage's power among charging cars",
