@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env baselines-env mutants \
-	kills audit licences lint wheels bench bench-env bench-gpu tables docs clean
+	audit lint wheels bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
 
@@ -78,10 +78,6 @@ test-peers: install
 mutants: install
 	$(BIN)/python tests/mutants/run.py
 
-# Jobs of every kind killed at random moments, and whether they end as if nobody had: not part of CI.
-kills: install
-	$(BIN)/python tests/kills/run.py
-
 # Known vulnerabilities of the pinned packages, in an environment of its own; fails where nothing is known.
 audit: .peers/audit/.installed
 	.peers/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
@@ -90,9 +86,6 @@ audit: .peers/audit/.installed
 	test -x .peers/audit/bin/python || $(PYTHON) -m venv .peers/audit
 	.peers/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	touch $@
-
-licences: install
-	$(BIN)/python tests/licences.py
 
 lint: install
 	$(BIN)/ruff check .
