@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env baselines-env mutants \
-	kills audit licences lint wheels bench bench-env bench-gpu tables docs clean
+	kills audit lint wheels bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
 
@@ -90,9 +90,6 @@ audit: .peers/audit/.installed
 	test -x .peers/audit/bin/python || $(PYTHON) -m venv .peers/audit
 	.peers/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	touch $@
-
-licences: install
-	$(BIN)/python tests/licences.py
 
 lint: install
 	$(BIN)/ruff check .

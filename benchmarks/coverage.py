@@ -22,6 +22,7 @@ from apportion.certify.statistics import (
     over_blocks,
     over_rows_and_columns,
 )
+from apportion.domains.federated.data import KINDS
 from apportion.domains.portfolio import record
 from apportion_studies.theory import crossover, fig1
 
@@ -64,9 +65,10 @@ def nested(rng, seeds: int, tasks: int, shared: float) -> np.ndarray:
     return (1.0 + shared * skewed(rng, (seeds, 1)) + own).mean(1)
 
 
-def variances(rng, years: int, seeds: int) -> np.ndarray:
-    """The log of the ratio of two variances over seeds, for each year."""
-    first, second = skewed(rng, (2, years, seeds)).var(-1)
+def spreads(rng, years: int, seeds: int) -> np.ndarray:
+    """The log of the ratio of two interquartile ranges over seeds, for each year."""
+    low, high = np.quantile(skewed(rng, (2, years, seeds)), [0.25, 0.75], axis=-1)
+    first, second = high - low
     return np.log(first / second)
 
 
@@ -82,15 +84,9 @@ def correlations(rng, runs: int) -> np.ndarray:
     return np.tanh(0.8 + 0.25 * rng.normal(size=runs))
 
 
-def garage(rng, days: int, stations: int, shared: float = 0.0) -> np.ndarray:
-    """Gains and sizes, days by stations: a day's weather is every station's, a station's cars its own.
-
-    With `shared`, an effect of the station, or policy, that its days share, and sizes alike.
-    """
+def garage(rng, days: int, stations: int) -> np.ndarray:
+    """Gains and sizes, days by stations: a day's weather is every station's, a station's cars its own."""
     own = 0.02 + 0.05 * skewed(rng, (days, stations))
-    if shared:
-        effect = own + shared * (skewed(rng, (days, 1)) + skewed(rng, (1, stations)))
-        return np.stack([effect, np.ones((days, stations))])
     sizes = rng.gamma(4.0, 1.0, (days, 1)) * rng.uniform(0.5, 1.5, (days, stations))
     return np.stack([sizes * (own + 0.05 * skewed(rng, (days, 1))), sizes])
 
@@ -99,8 +95,23 @@ def by_day(garage: np.ndarray) -> Estimate:
     return clustered_ratio(tuple(garage.sum(2)))
 
 
-def by_both(garage: np.ndarray) -> Estimate:
-    return clustered_ratio(tuple(garage.sum(2)), tuple(garage.sum(1)))
+def splits(rng, days: int, stations: int, tested: int, count: int, by_split: float) -> np.ndarray:
+    """Gains and sizes, splits by days by stations, `tested` of them in each split.
+
+    Days, stations and splits, whose networks are their own, have an effect each.
+    """
+    shape = (count, days, stations)
+    effects = 0.05 * skewed(rng, (1, days, 1)) + 0.03 * skewed(rng, (1, 1, stations))
+    effects = effects + by_split * skewed(rng, (count, 1, 1)) + 0.2 * rng.normal(size=shape)
+    sizes = np.zeros(shape)
+    for own in sizes:
+        own[:, rng.permutation(stations)[:tested]] = 1.0
+    sizes *= rng.gamma(4.0, 1.0, (1, days, 1))
+    return np.stack([sizes * (0.02 + effects), sizes])
+
+
+def by_all(splits: np.ndarray) -> Estimate:
+    return clustered_ratio(*(tuple(splits.sum(axes)) for axes in ((1, 3), (1, 2), (2, 3))))
 
 
 MEAN, SPREAD = 0.0005, 0.01
@@ -139,7 +150,9 @@ def of_backtests() -> list[Layout]:
 def layouts() -> list[Layout]:
     """Every study's layout, and plain means of few units."""
     years, months, families = "10 experiments x 7 years", "10 policies x 12 months", "100 families"
-    seeds, both = "7 years, variances over 10 seeds", over_rows_and_columns
+    seeds, both = "7 years, interquartile ranges over 10 seeds", over_rows_and_columns
+    kinds = len(KINDS)
+    general = (kinds, 7, 2.0, 0.1)
     plain = [
         Layout("plain mean", f"{count} units", alone, (count, 8.0), mean_over, 1.0)
         for count in (3, 6, 10, 12)
@@ -148,19 +161,24 @@ def layouts() -> list[Layout]:
         *of_curves(),
         Layout("fig3-4", years, crossed, (10, 7, 0.1, 0.4), both, 1.0),
         Layout("fig3-4 and literal, one year", "10 experiments", alone, (10,), mean_over, 1.0),
-        Layout("mechanisms", seeds, variances, (7, 10), mean_over, 0.0),
+        Layout("mechanisms", seeds, spreads, (7, 10), mean_over, 0.0),
         Layout("fig5, growth", months, crossed, (10, 12, 0.1, 0.5), both, 1.0),
         Layout("fig5, deviation", months, crossed, (10, 12, 2.5, 0.3), both, 1.0),
-        Layout("fig6", "6 seeds of 4 tasks", nested, (6, 4, 1.0), mean_over, 1.0),
-        Layout("federations", "8 seeds of 13 kinds", nested, (8, 13, 0.5), mean_over, 1.0),
-        Layout("federations, one kind", "8 seeds", alone, (8,), mean_over, 1.0),
+        Layout("fig6", "12 seeds of 16 tasks", nested, (12, 16, 1.0), mean_over, 1.0),
+        Layout("federations", f"7 seeds of {kinds} kinds", nested, (7, kinds, 0.5), mean_over, 1.0),
+        Layout("federations, one kind", "7 seeds", alone, (7,), mean_over, 1.0),
+        Layout("federations in general", f"{kinds} kinds x 7 seeds", crossed, general, both, 1.0),
         Layout("recipe", years, crossed, (10, 7, 0.0, 0.6), both, 1.0),
         Layout("recipe-sp500", "4 experiments x 22 years", crossed, (4, 22, 0.45, 0.95), both, 1.0),
         Layout("prioritisation", "10 simulated markets", alone, (10,), mean_over, 1.0),
         Layout("bound", families, alone, (100, 1.0), mean_over, 1.0),
         Layout("charging", "60 days", garage, (60, 10), by_day, 0.02),
-        Layout("charging, stations", "60 days x 15", garage, (60, 15, 0.03), by_both, 0.02),
-        Layout("charging, policies", "200 days x 12", garage, (200, 12, 0.03), by_both, 0.02),
+        *(
+            Layout(
+                "charging, splits", f"{own[0]} days x {own[2]} of 54 x 5", splits, own, by_all, 0.02
+            )
+            for own in ((120, 54, 54, 5, 0.005), (240, 54, 16, 5, 0.02))
+        ),
         *of_backtests(),
         *plain,
     ]

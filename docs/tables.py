@@ -12,6 +12,7 @@ made from docs/results.
 import ast
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ LABELS = {
     "fig1": "Figure 1",
     "fig2": "Figure 2",
     "fig3-4": "Figures 3 and 4",
-    "literal": "The paper as printed",
+    "literal": "Departures put back",
     "fig5": "Figure 5",
     "fig6": "Figure 6",
     "mechanisms": "Mechanisms",
@@ -51,12 +52,12 @@ LABELS = {
     "federations": "Other federations",
 }
 """What the studies are called on the pages, in their order."""
-VERDICT = ("claim", "whose", "verdict", "after Holm", "estimate", "95 % interval", "n")
+VERDICT = ("claim", "whose", "verdict", "before Holm", "levels", "estimate", "95 % interval", "n")
 
 
-def studies() -> list[str]:
+def studies(results: Path = RESULTS) -> list[str]:
     """Those with results, in the order of their labels; others follow by name."""
-    found = {path.parent.name for path in RESULTS.glob("*/verdict.json")}
+    found = {path.parent.name for path in results.glob("*/verdict.json")}
     return [*(name for name in LABELS if name in found), *sorted(found - LABELS.keys())]
 
 
@@ -64,27 +65,34 @@ def label(study: str) -> str:
     return LABELS.get(study, study.replace("-", " ").capitalize())
 
 
-def verdicts_of(study: str) -> list[dict[str, Any]]:
-    return json.loads((RESULTS / study / "verdict.json").read_text())
+def verdicts_of(study: str, results: Path = RESULTS) -> list[dict[str, Any]]:
+    return json.loads((results / study / "verdict.json").read_text())
 
 
-def about_study(study: str) -> dict[str, Any]:
-    return json.loads((RESULTS / study / "study.json").read_text())
+def about_study(study: str, results: Path = RESULTS) -> dict[str, Any]:
+    return json.loads((results / study / "study.json").read_text())
 
 
 def verdict_row(verdict: dict[str, Any]) -> list[str]:
-    """A claim and what became of it; our own, and exact statements, have no adjusted outcome."""
+    """A claim, its outcome after Holm, the one before if that differs, and the levels compared."""
     low, high = (significant(end) for end in verdict["interval"])
-    said = in_words(verdict["outcome"], verdict["barely"])
+    said, before = in_words(decision(verdict)), in_words(verdict["outcome"])
+    levels = (f"{name} {significant(level)}" for name, level in verdict.get("levels", {}).items())
     return [
         verdict["claim"],
         "the paper's" if verdict["paper"] else "ours",
-        f"**{said}**" if verdict["holds"] else said,
-        (verdict.get("adjusted") or "–").replace("-", " "),
+        f"**{said}**" if said == "holds" else said,
+        before if before != said else "–",
+        ", ".join(levels) or "–",
         significant(verdict["estimate"]),
         f"[{low}, {high}]",
         str(verdict["n"]),
     ]
+
+
+def decision(verdict: dict[str, Any]) -> str:
+    """The outcome after Holm; an exact statement has none."""
+    return verdict.get("adjusted") or verdict["outcome"]
 
 
 def significant(value: float | None) -> str:
@@ -127,21 +135,49 @@ def omitted_values(path: Path) -> str:
     moved = {
         "own gain": "own tasks, points a year",
         "held-out gain": "held-out instruments, points a year",
+        "in-sample gain": "in sample, points a year",
+        # In results of the last run.
         "in-sample log_gain": "in sample, log growth a year",
         "own deviation": "deviation from equal shares",
     }
+    table = pd.read_csv(path)
+    moved = {name: words for name, words in moved.items() if name in table}
     rows = [
         [
             row["changed"].replace("_", " "),
             f"{row['ours']}: {row['why']}",
             *(f"{row[k]:+.3g} [{row[f'{k} low']:.3g}, {row[f'{k} high']:.3g}]" for k in moved),
         ]
-        for row in pd.read_csv(path).to_dict("records")
+        for row in table.to_dict("records")
     ]
     return markdown_table(["changed", "ours, and why", *moved.values()], rows)
 
 
-SHOWN_TABLES: dict[str, Callable[[Path], str]] = {"omitted": omitted_values}
+def protocols(path: Path) -> str:
+    """Every arm and difference under three protocols: gain, Sharpe ratio, and the share of years."""
+    table = pd.read_csv(path)
+    names = list(dict.fromkeys(table["protocol"]))
+    rows = []
+    for key, own in table.groupby(["tested", "arm", "against"], sort=False):
+        found = {row["protocol"]: row for row in own.to_dict("records")}
+        cells = []
+        for row in (found[name] for name in names):
+            level = f"{row['sharpe']:.2f}, " if row["against"] == "Equal CRP" else ""
+            cells += [
+                f"{row['value']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]",
+                f"{level}{row['sharpe gain']:+.2f}",
+                f"{100 * row['share of years']:.0f}",
+            ]
+        rows.append([*map(str, key), *cells])
+    heads = ("{}: points a year", "Sharpe ratio", "share of years, %")
+    named = [head.format(name) for name in names for head in heads]
+    return markdown_table(["tested", "arm", "against", *named], rows)
+
+
+SHOWN_TABLES: dict[str, Callable[[Path], str]] = {
+    "omitted": omitted_values,
+    "protocols": protocols,
+}
 """Figures whose page shows their table too, and how."""
 
 
@@ -167,6 +203,63 @@ def all_studies() -> str:
     return markdown_table(["study", *VERDICT], rows)
 
 
+def stability(results: Path = RESULTS) -> str | None:
+    """The page that sets the verdicts of two seeds side by side; None without those of another seed."""
+    other = results / "seed-1"
+    names = [name for name in studies(results) if name in studies(other)]
+    if not names:
+        return None
+    counts, turned, alone = [], [], []
+    for study in names:
+        first, second = (
+            {(one.get("figure"), one["claim"]): one for one in verdicts_of(study, folder)}
+            for folder in (results, other)
+        )
+        both = [(one, second[key]) for key, one in first.items() if key in second]
+        alone += [f"{label(study)}: {claim}" for _, claim in first.keys() - second.keys()]
+        decided = [pair for pair in both if {"holds", "does-not-hold"} & set(map(decision, pair))]
+        changed = [pair for pair in decided if decision(pair[0]) != decision(pair[1])]
+        opposite = sum("not-established" not in map(decision, pair) for pair in changed)
+        counts.append([label(study), len(both), len(decided), len(changed), opposite])
+        turned += [
+            [f"[{label(study)}]({study}.md)", before["claim"], *map(beside, (before, after))]
+            for before, after in changed
+        ]
+    total = [sum(column) for column in list(zip(*counts, strict=True))[1:]]
+    seeds = [about_study(names[0], folder).get("seed") for folder in (results, other)]
+    lines = [
+        "# Two seeds side by side",
+        "",
+        f"All studies were computed with seed {seeds[0]} and again with seed {seeds[1]}: other "
+        "experiments, splits, first parameters and draws. A verdict is its outcome after Holm. It is "
+        "decided if it holds or does not hold with at least one of the seeds, and it turned if the two "
+        f"differ: {total[2]} of {total[1]} decided verdicts turned "
+        f"({100 * total[2] / max(total[1], 1):.1f} %), {total[3]} of them to the opposite.",
+        "",
+        markdown_table(
+            ["study", "claims", "decided", "turned", "opposite"],
+            [[str(cell) for cell in row] for row in (*counts, ["**all**", *total])],
+        ),
+        "",
+        "## What turned",
+        "",
+        markdown_table(["study", "claim", *(f"seed {seed}" for seed in seeds)], turned)
+        if turned
+        else "Nothing.",
+        "",
+    ]
+    if alone:
+        lines += ["Claims that seed 1 does not make, since they name what the numbers chose:", ""]
+        lines += [*(f"- {escaped(one)}" for one in sorted(alone)), ""]
+    return "\n".join(lines)
+
+
+def beside(verdict: dict[str, Any]) -> str:
+    """A verdict's outcome with its estimate and interval."""
+    low, high = (significant(end) for end in verdict["interval"])
+    return f"{in_words(decision(verdict))}: {significant(verdict['estimate'])} [{low}, {high}]"
+
+
 def coverage() -> str:
     """How often the intervals hold the truth, in per cent, in the layout of every study."""
     table = pd.read_csv(RESULTS / "coverage" / "table.csv")
@@ -175,6 +268,16 @@ def coverage() -> str:
         for row in table.to_dict("records")
     ]
     return markdown_table(["study", "units", "intervals that hold the truth, %"], rows)
+
+
+def tickers() -> str:
+    """The instruments of the portfolio studies."""
+    names = runpy.run_path(str(DOCS / "stocks.py"))["TICKERS"]
+    rows = [
+        [f"{first + 1} to {min(first + 17, len(names))}", ", ".join(names[first : first + 17])]
+        for first in range(0, len(names), 17)
+    ]
+    return markdown_table(["", "by median daily dollar volume, highest first"], rows)
 
 
 def seconds_of_studies() -> str:
@@ -437,7 +540,7 @@ def verdict_gain(verdict: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        all_studies, coverage, seconds_of_studies, steps_on_gpu, certificates,
+        all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
         federations_attacked, aggregator_training, flower, flower_circumstances,
         flower_troubles,
@@ -465,11 +568,15 @@ def pages() -> Iterable[tuple[Path, str | None]]:
         if page.parent != PAGES or page.name == "index.md":
             yield page, filled(page.read_text())
     for page in PAGES.glob("*.md"):
-        if page.stem not in {*studies(), "index"}:
+        if page.stem not in {*studies(), "index", "stability"}:
             yield page, None
+    yield PAGES / "stability.md", stability()
     for study in studies():
         yield PAGES / f"{study}.md", study_page(study)
-    lines = "".join(f"      - {label(study)}: studies/{study}.md\n" for study in studies())
+    names = {study: label(study) for study in studies()}
+    if stability() is not None:
+        names["stability"] = "Two seeds side by side"
+    lines = "".join(f"      - {name}: studies/{page}.md\n" for page, name in names.items())
     navigation = ROOT / "mkdocs.yml"
     yield navigation, NAVIGATION.sub(lines, navigation.read_text(), count=1)
 

@@ -1,4 +1,4 @@
-"""Train one policy on small tasks of some campaigns, and use it on campaigns it has never seen."""
+"""Train one policy on some advertising campaigns, and use it on campaigns it has never seen."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ key = jax.random.key(0)
 problem = Budget.simulate(universe=60, periods=80, seed=0)
 seen, unseen = split_entities(60, held_out=20)
 
-# Five campaigns share a budget; sixty-four such tasks are drawn among the forty campaigns seen.
+# A task is five campaigns that share a budget; 64 tasks are sampled from the 40 training campaigns.
 tasks = draw_tasks(seen, 5, 64)
 policy = Recurrent(channels=2, hidden=8, key=key)
 result = train(problem, tasks, policy, Direct(16, 1e-2), steps=400, key=key)

@@ -1,4 +1,4 @@
-"""Your own allocation problem in sixty lines: one machine's memory shared out among services."""
+"""Your own allocation problem in 60 lines: services share the memory of one machine."""
 
 import equinox as eqx
 import jax
@@ -13,13 +13,13 @@ from apportion.problem import Observation, Step, evaluate
 WINDOW = 6
 
 
-class Now(eqx.Module):  # as small as it can be: the hour, and the shares given before it
+class Now(eqx.Module):  # the state: the hour and the last shares
     hour: jax.Array
     held: jax.Array
 
 
 class Cache(Problem):
-    """A service with memory a answers traffic (1 - exp(-a / size)) of its requests from memory."""
+    """A service with share a answers traffic * (1 - exp(-a / size)) requests from memory."""
 
     traffic: jax.Array
     size: jax.Array
@@ -30,7 +30,7 @@ class Cache(Problem):
         return Now(jnp.zeros((), jnp.int32), task.mask / task.mask.sum())
 
     def observe(self, task, state):
-        """Each service shows its own traffic in the last hours, and nothing of the others."""
+        """Return each service's own traffic in the last hours."""
         hours = state.hour + jnp.arange(WINDOW)
         history = jnp.log(self.traffic[task.members[:, None], hours[None, :]])
         return Observation(history[..., None], state.held)

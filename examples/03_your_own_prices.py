@@ -1,4 +1,4 @@
-"""From a file of daily closes to a backtest on later years and to tomorrow's allocation."""
+"""From a file of daily closes to a backtest on later years and the next allocation."""
 
 import sys
 import tempfile
@@ -14,13 +14,13 @@ from apportion.domains.portfolio.training import train_portfolio
 if len(sys.argv) > 1:
     path = Path(sys.argv[1])
 else:
-    # Without a file of your own: a simulated market, written as you would write yours.
+    # Without a file, simulate a market and write it to one.
     path = Path(tempfile.mkdtemp()) / "prices.csv"
     SimulatedMarket.draw(universe=12, days=900, seed=0).prices.to_frame().to_csv(path)
 prices = load_prices(path)
 print(prices.summary())
 
-# Days before the cut are learnt from, days after it are only looked at once.
+# Train on the days before the cut, test on those after it.
 cut = prices.dates[int(0.7 * len(prices.dates))]
 settings = PortfolioSettings.paper(
     tasks=20, task_size=5, steps=800, window=8, batch=32, learning_rate=1e-3, cost=5e-4

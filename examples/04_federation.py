@@ -1,7 +1,7 @@
 """Why shares matter in a federation: eight clients see the digits 0-5, two see 6-9.
 
-The share of the two in the average decides whether the model ever learns their digits. FedAvg gives
-them their number; a fixed larger share knows who they are; a learned policy has to find out.
+The share of the two clients decides if the model learns their digits. FedAvg weights by samples; a fixed
+larger share must know the two clients; a learned policy has to find them.
 """
 
 import jax

@@ -1,9 +1,7 @@
-"""A learned policy in skfolio's own walk-forward, beside skfolio's own optimisers.
+"""A learned policy in skfolio's walk-forward, compared with skfolio's optimisers.
 
-Run with: python examples/05_skfolio_walk_forward.py    (about two minutes on two cores)
-
-The 20 embedded stocks, 2014 to 2019. Once a policy is trained on the years before, it decides every
-week from the last month of prices; skfolio fits its optimisers anew on the same days.
+The 20 embedded stocks, 2014 to 2019. The policy is trained once on earlier years and decides every week
+from the last month of prices; skfolio refits its optimisers on the same days.
 """
 
 import pandas as pd
@@ -14,7 +12,7 @@ from skfolio.preprocessing import prices_to_returns
 
 from apportion.bridges.skfolio import MultiTaskPortfolio
 
-STEPS = 300  # the default of 6,000 takes longer, and is what the documentation reports on
+STEPS = 300  # the default is 6,000
 returns = prices_to_returns(load_sp500_dataset())
 past, years = returns.loc["2008":"2013"], returns.loc["2013-01":"2019"]
 
@@ -52,4 +50,4 @@ for path in population:
         "turnover a year": f"{turnover / span:.1f}",
     }
 print(pd.DataFrame(rows).T.to_string())
-print("20 stocks that survived until 2022: all of these figures flatter everyone alike.")
+print("The 20 stocks survived until 2022, which flatters every strategy.")

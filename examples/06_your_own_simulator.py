@@ -1,4 +1,4 @@
-"""A simulator in plain Python, nothing in it knows JAX: agents shared out among support desks."""
+"""A simulator in plain Python: support desks share agents."""
 
 import gymnasium
 import jax
@@ -10,11 +10,11 @@ from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.problem import evaluate
 
-RATES = np.random.default_rng(0).lognormal(1.0, 0.8, 40)  # tickets an hour, desk by desk
+RATES = np.random.default_rng(0).lognormal(1.0, 0.8, 40)  # tickets per hour at each desk
 
 
 class Desks(gymnasium.Env):
-    """Every hour tickets arrive; agents answer those of the desks where they sit, 4 each."""
+    """Tickets arrive every hour; each agent answers 4 of the tickets at its desk."""
 
     def __init__(self, desks):
         self.rates = RATES[desks]

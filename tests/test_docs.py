@@ -1,11 +1,14 @@
 """Every Python block of the documentation and the README runs, and what is generated on it is current."""
 
 import ast
+import json
 import logging
 import re
 import runpy
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +70,74 @@ def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
         assert all(mark == "end" or mark.startswith(("table: ", "file: ")) for mark in marks), page
         assert "--8<--" not in text, page
         assert r"\(" not in re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.M | re.S), page
+
+
+def test_the_picture_on_the_front_page_and_its_caption_show_what_was_measured():
+    overview = runpy.run_path(str(ROOT / "docs" / "overview.py"))
+    measured = json.loads((ROOT / "docs" / "assets" / "overview.json").read_text())
+    found = {(row["stopped"], row["tasks"]): 100 * row["value"] for row in measured["gains"]}
+    for row in measured["gains"]:
+        assert row["runs"] == measured["universes"] * measured["runs in each"]
+        assert row["value"] == pytest.approx(np.mean(row["universes"]), abs=1e-5)
+        assert row["low"] < row["value"] < row["high"]
+        # No step is better than the best.
+        assert found["last", row["tasks"]] <= found["best", row["tasks"]]
+    drawn = overview["draw"](measured).axes[2].lines
+    for line, name in zip(drawn, overview["CURVES"], strict=True):
+        shown = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        assert shown == {count: found[name, count] for count in overview["COUNTS"]}
+    numbers = [found[name, count] for name in ("last", "best") for count in (1, 64)]
+    one, many, best, most = (f"{number:.1f} %" for number in numbers)
+    for page in ("README.md", "docs/index.md"):
+        text = (ROOT / page).read_text()
+        assert f"after 1,200 updates {one} with one task and {many} with 64; with each run" in text
+        assert f"its best step {best} and {most}." in text
+        assert f"ahead of one by {numbers[3] - numbers[2]:.1f} points" in text
+
+
+def test_stocks_are_adjusted_for_dividends_and_a_missing_day_is_refused():
+    stocks = runpy.run_path(str(ROOT / "docs" / "stocks.py"))
+    assert len(set(stocks["TICKERS"])) == 68
+    days = pd.bdate_range(stocks["FIRST"], periods=stocks["DAYS"]).strftime("%Y-%m-%d")
+    raw = pd.DataFrame({"Date": [*days, "2020-01-02"]})
+    raw = raw.assign(Open=8.0, High=12.0, Low=7.0, Close=10.0, Volume=5.0)
+    raw["Adj Close"] = 9.0
+    made = stocks["adjusted"](raw, "AAA")
+    assert len(made) == stocks["DAYS"]
+    values = made[["open", "high", "low", "close", "volume"]].iloc[0]
+    assert values.tolist() == pytest.approx([7.2, 10.8, 6.3, 9.0, 5])
+    with pytest.raises(SystemExit, match="AAA: 2767 whole days"):
+        stocks["adjusted"](raw.drop(index=3), "AAA")
+
+
+def saved_verdicts(folder, outcomes, seed):
+    """A study's folder with a verdict of each outcome, named by its letter."""
+    folder.mkdir(parents=True)
+    numbers = {"estimate": 1.0, "interval": [0.5, None], "n": 4}
+    verdicts = [
+        {"claim": name, "outcome": "holds", "adjusted": outcome, **numbers}
+        for name, outcome in outcomes.items()
+    ]
+    (folder / "verdict.json").write_text(json.dumps(verdicts))
+    (folder / "study.json").write_text(json.dumps({"seed": seed}))
+
+
+def test_verdicts_of_two_seeds_are_set_side_by_side(tmp_path):
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    holds, fails, open_ = "holds", "does-not-hold", "not-established"
+    first = {"a": holds, "b": holds, "c": open_, "d": open_, "e": fails, "f": holds}
+    second = {"a": holds, "b": fails, "c": holds, "d": open_, "e": fails}
+    saved_verdicts(tmp_path / "fig1", first, 0)
+    assert tables["stability"](tmp_path) is None
+    saved_verdicts(tmp_path / "seed-1" / "fig1", second, 1)
+    page = tables["stability"](tmp_path)
+    # "d" is decided by neither seed, and "f" is a claim of one seed alone.
+    assert "2 of 4 decided verdicts turned (50.0 %), 1 of them to the opposite" in page
+    assert "| Figure 1 | 5 | 4 | 2 | 1 |" in page
+    turned = [line.split(" | ")[1] for line in page.splitlines() if "](fig1.md)" in line]
+    assert turned == ["b", "c"]
+    assert "holds: 1 [0.5, –] | does not hold: 1 [0.5, –]" in page
+    assert "- Figure 1: f" in page
 
 
 @pytest.mark.slow

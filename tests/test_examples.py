@@ -1,6 +1,8 @@
 """The numbered examples run as they stand and print what they promise."""
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,3 +57,15 @@ def test_the_policy_walks_forward_beside_skfolio_s_own_optimisers(printed):
     for name in ("multi-task", "equal", "inverse volatility", "minimum variance"):
         row = next(line for line in text.splitlines() if name in line)
         assert row.count("%") == 2
+
+
+def test_a_simulator_trains_under_the_compiler_s_own_options():
+    """The tests compile without fusion emitters; users do not."""
+    pytest.importorskip("gymnasium")
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    script = EXAMPLES / "06_your_own_simulator.py"
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gain +" in done.stdout

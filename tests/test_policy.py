@@ -102,7 +102,7 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
     def careless(observation, mask):
         return jax.nn.softmax(observation.history[:, -1, 0])
 
-    with pytest.raises(InputError, match="respect the mask"):
+    with pytest.raises(InputError, match="apply the mask"):
         assert_equivariant(careless, window=WINDOW, channels=CHANNELS)
 
 

@@ -119,7 +119,7 @@ NO, GOOD = jnp.array(False), Countdown().step
         ),
         (
             {"observe": lambda t, s: Observation(jnp.ones((3, 2, 1)).at[1].set(jnp.nan), HELD)},
-            r"observe: observation history is nan at place \(1, 0, 0\) .*\[0, 1, 2\]",
+            r"observe: observation history is nan at index \(1, 0, 0\) .*\[0, 1, 2\]",
         ),
         ({"step": lambda t, s, a, key: 3}, "step returned int; return a Step"),
         (
@@ -128,7 +128,7 @@ NO, GOOD = jnp.array(False), Countdown().step
         ),
         (
             {"step": lambda t, s, a, key: Step(s + 0.5, jnp.ones(()), NO, NO)},
-            r"next state is float32\[\], but Broken.reset gave int32\[\]",
+            r"next state is float32\[\], but Broken.reset returned int32\[\]",
         ),
         # Works on numbers, and not in a compiled program.
         (
@@ -146,7 +146,7 @@ def test_a_broken_problem_is_told_which_method_and_what_shape(methods, words):
 def test_tasks_outside_the_universe_or_not_a_stack_are_refused():
     with pytest.raises(InputError, match="entity 7 is outside Countdown's universe of 5"):
         check_problem(Countdown(), Task.of([[0, 7]]))
-    with pytest.raises(InputError, match=r"members have shape \(3,\); give a stack"):
+    with pytest.raises(InputError, match=r"members have shape \(3,\); pass a stack"):
         check_problem(Countdown(), TASKS[0])
 
 

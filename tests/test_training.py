@@ -119,9 +119,9 @@ def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_
     assert bool(eqx.tree_equal(resumed.state, trained.state))
     later = pd.concat([stopped.metrics, resumed.metrics], ignore_index=True)
     pd.testing.assert_frame_equal(later, trained.metrics[20:].reset_index(drop=True))
-    with pytest.raises(InputError, match="steps is 10, but resume_from has taken 20"):
+    with pytest.raises(InputError, match="steps is 10, but resume_from is at step 20"):
         run(resume_from=half, steps=10)
-    with pytest.raises(InputError, match="other shapes .* give the policy"):
+    with pytest.raises(InputError, match="shapes of this run's; pass the same policy"):
         run(resume_from=half, policy=Recurrent(channels=1, hidden=9, key=KEY))
 
 
@@ -135,7 +135,7 @@ def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_
     ],
 )
 def test_a_state_goes_on_with_its_own_run_and_no_other(watched, part, other):
-    with pytest.raises(InputError, match=f"another {part}"):
+    with pytest.raises(InputError, match=f"a different {part}"):
         run(resume_from=watched[0][0], **{part: other})
 
 
@@ -149,7 +149,7 @@ def test_the_result_shows_itself(trained):
     assert "40 steps over 8 tasks" in lines[0]
     assert "on 5 of the tasks" in lines[1]
     assert float(lines[3].split()[-1]) == pytest.approx(trained.progress[0].mean(), abs=1e-3)
-    assert "gained" in lines[6]
+    assert "gain " in lines[6]
     # The rewards of whichever tasks were drawn are no progress, and none is told.
     assert not {"reward", "loss"} & {line.split()[0] for line in lines}
     with jax.enable_x64(True):
@@ -190,9 +190,9 @@ def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trai
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"tasks": [[0, 1, 2]]}, r"takes a Task, and was given a list, \[\[0, 1, 2\]\]"),
-        ({"learner": "direct"}, "takes a Learner, and was given a str, 'direct'"),
-        ({"policy": Recurrent}, "takes a Policy"),
+        ({"tasks": [[0, 1, 2]]}, r"expects a Task but got a list, \[\[0, 1, 2\]\]"),
+        ({"learner": "direct"}, "expects a Learner but got a str, 'direct'"),
+        ({"policy": Recurrent}, "expects a Policy"),
     ],
 )
 def test_arguments_of_another_kind_are_refused_in_a_sentence(part, words):
@@ -213,9 +213,9 @@ def test_the_papers_memory_starts_empty_and_acting_fills_it_up_to_the_end_of_an_
 @pytest.mark.parametrize(
     ("learner", "replay", "steps", "warned"),
     [
-        (Direct(16), Replay(warm_up=0, act_periods=1), 150, "seen about 6 of an episode's 48"),
+        (Direct(16), Replay(warm_up=0, act_periods=1), 150, "cover about 6 of the 48 periods"),
         (Direct(16), Replay(warm_up=0, act_periods=1), 1500, None),
-        (Direct(16), Replay(slots=2), 10**6, r"seen about 2 of .* larger Replay\(slots=...\)"),
+        (Direct(16), Replay(slots=2), 10**6, r"cover about 2 of .* larger Replay\(slots=...\)"),
         (Direct(16), None, 1, None),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_policy_off_the_simplex_or_for_other_channels_is_refused_before_any_wo
         def allocate(self, features, held, mask, bounds=None):
             return 1.1 * mask / mask.sum()
 
-    with pytest.raises(InputError, match="OffSimplex: allocation .* is off the simplex"):
+    with pytest.raises(InputError, match="OffSimplex: allocation .* is not on the simplex"):
         train(ShownBest(), TASKS, OffSimplex(), Direct(4), steps=5, key=KEY)
     words = r"Recurrent cannot read ShownBest's observation.*\(4, 1, 1\)"
     with pytest.raises(InputError, match=words):
@@ -319,8 +319,8 @@ def test_a_policy_off_the_simplex_or_for_other_channels_is_refused_before_any_wo
         ({"replay": Replay(warm_up=9, slots=2)}, "warm_up needs a slot for each of the 8 tasks"),
         ({"replay": Replay(warm_up=20, length=16)}, "warm_up is 20"),
         ({"steps": 0}, "steps, chunk length and record_every"),
-        ({"problem_axes": 0}, "problem_axes is for several runs"),
-        ({"key": jax.random.split(KEY, 2)}, "2 keys; give a policy for each, stacked"),
+        ({"problem_axes": 0}, "problem_axes needs several runs"),
+        ({"key": jax.random.split(KEY, 2)}, "2 keys; pass one policy per key, stacked"),
         ({"chunks": Chunks(record_every=7)}, "record_every 7 must divide steps"),
     ],
 )

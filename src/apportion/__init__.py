@@ -1,7 +1,7 @@
-"""apportion: learn to share out a resource over time, over every subset of a universe of entities.
+"""Multi-task reinforcement learning for resource allocation over subsets of a universe of entities.
 
-The names of `__init__.pyi` are imported on first use: JAX takes a second to import, and the command
-line's help should not wait for it.
+The names in `__init__.pyi` are imported on first use, because importing JAX takes a second and the help
+of the command line does not need it.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""`python -m apportion`: the same as the command `apportion`."""
+"""Entry point of `python -m apportion`, the same as the command `apportion`."""
 
 from apportion.cli import main
 

@@ -1,8 +1,8 @@
 """Algorithm 1: prioritised multi-task reinforcement learning, as one compiled scan.
 
-A step draws a task t ~ p, a batch from its memory, updates the policy with the loss weighted by w_t,
-updates s_t alone, then acts n_e more periods in t. P-MTL is `Priority()`, uniform MTL is
-`Priority(alpha=0)`, single-task learning is one task; independent runs are one `vmap`.
+A step samples a task t ~ p and a batch from its memory, updates the policy with the loss weighted by
+w_t, updates the score s_t, and then acts for n_e more periods in t. P-MTL is `Priority()`, uniform MTL is
+`Priority(alpha=0)`, and single-task learning uses one task. Independent runs are one `vmap`.
 """
 
 from collections.abc import Callable
@@ -27,19 +27,19 @@ from apportion.trees import fingerprint
 
 Index = Int[Array, ""]
 
-_BEFORE = 2**32 - 1  # the "step" whose key makes what there is before the first one
+_BEFORE = 2**32 - 1  # step number whose key initialises memory before the first step
 
 _FAULTS = (
     "",
-    "the loss or its gradient is not finite (does the problem's observation or reward hold NaN?)",
-    "the policy's allocation is off the simplex",
+    "the loss or its gradient is not finite (check the problem's observations and rewards for NaN)",
+    "the policy's allocation is not on the simplex",
     "the scorer returned NaN or infinity",
     "the scorer returned a negative number",
 )
 
 
 class Metrics(eqx.Module):
-    """One step as numbers: the row of the metrics table."""
+    """Metrics of one step: a row of the metrics table."""
 
     task: Int[Array, "..."]
     loss: Float[Array, "..."]
@@ -52,7 +52,7 @@ class Metrics(eqx.Module):
 
 
 class RunState(eqx.Module):
-    """The complete state of a run; with the same key it continues bit for bit."""
+    """Complete state of a run; a run that resumes from it is bitwise identical."""
 
     parameters: PyTree[Array]
     learner_state: PyTree[Array]
@@ -61,22 +61,22 @@ class RunState(eqx.Module):
     key: PRNGKeyArray
     step: Index
     fault: Int[Array, " 3"]
-    """Kind (an index into `_FAULTS`, 0 is none), step and task of the first thing that went wrong."""
+    """Kind (an index into `_FAULTS`, 0 for none), step and task of the first fault."""
     fingerprint: UInt32[Array, " parts"]
-    """Fingerprints of what the run is made of (`Algorithm.fingerprints`)."""
+    """Fingerprints of problem, tasks, learner and key (`Algorithm.fingerprints`)."""
 
 
 class Algorithm(eqx.Module):
-    """All choices of Algorithm 1; `begin` and `advance` run it.
+    """Configuration of Algorithm 1; `begin` and `advance` run it.
 
     Parameters
     ----------
     explore
-        Noise of the periods acted after an update; none acts greedily.
+        Noise on the actions after an update; None acts greedily.
     skeleton
         The policy without its arrays.
     replay
-        How memory is filled and read, its length filled in (`Replay.fitted`).
+        How memory is filled and sampled, with all defaults resolved (`Replay.fitted`).
     """
 
     problem: Problem
@@ -102,7 +102,7 @@ class Algorithm(eqx.Module):
         replay: Replay | None = None,
         horizon: int | None = None,
     ) -> "Algorithm":
-        """The algorithm with the paper's defaults; `horizon` is the problem's where it is stacked."""
+        """Build the algorithm with the paper's defaults; pass `horizon` if the problem is stacked."""
         horizon = problem.horizon if horizon is None else horizon
         return cls(
             problem,
@@ -117,26 +117,26 @@ class Algorithm(eqx.Module):
 
     @property
     def remembers(self) -> bool:
-        """Whether the learner reads batches or periods are acted."""
+        """Whether memory is needed: the learner reads batches, or periods are acted."""
         return self.learner.periods > 0 or bool(self.replay.act_periods)
 
     def policy(self, state: RunState) -> Policy:
-        """The policy as it is at `state`."""
+        """Return the policy with the parameters in `state`."""
         return eqx.combine(state.parameters, self.skeleton)
 
     def fingerprints(self, key: Key[Array, "*runs"]) -> dict[str, int]:
-        """Fingerprints of what a run is made of: a state continues with these and no others."""
+        """Hash problem, tasks, learner and key; a state resumes only if all four match."""
         parts = {"problem": self.problem, "tasks": self.tasks, "learner": self.learner, "key": key}
         return {name: fingerprint(part) for name, part in parts.items()}
 
     def probabilities(self, state: RunState) -> Float[Array, "*runs tasks"]:
-        """Probability of each task to be drawn next (runs by tasks if there are several runs)."""
+        """Return the sampling probability of each task (runs by tasks if there are several runs)."""
         of_run = self.priority.probabilities
         return (jax.vmap(of_run) if state.step.ndim else of_run)(state.priority_state)
 
 
 def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
-    """The state before the first step."""
+    """Return the state before the first step."""
     tasks, replay, empty = algorithm.tasks, algorithm.replay, None
     if algorithm.remembers:
         assert replay.length is not None, "an algorithm's replay is fitted"
@@ -156,7 +156,7 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
         key,
         jnp.zeros((), jnp.int32),
         jnp.zeros(3, jnp.int32),
-        # Filled in by `train`: fingerprints are of arrays, which a compiled program does not see.
+        # `train` fills these in: a fingerprint needs concrete values, which are not available under jit.
         jnp.zeros(4, jnp.uint32),
     )
 
@@ -164,11 +164,11 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
 def advance(
     algorithm: Algorithm, state: RunState, steps: int, record_every: int = 1
 ) -> tuple[RunState, Metrics]:
-    """`steps` steps in one scan; metrics of every `record_every`-th."""
+    """Run `steps` steps in one scan and return the metrics of every `record_every`-th step."""
 
     def one(state, _):
         state, metrics = step(algorithm, state)
-        # A step's numbers as one row: a GPU writes a row in the time of a number.
+        # One row per step: on a GPU, writing a row takes as long as writing a single number.
         task, *numbers = jax.tree.leaves(metrics)
         return state, (task, jnp.stack(numbers))
 
@@ -182,17 +182,17 @@ def advance(
 
 
 def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
-    """One round of the paper's loop."""
+    """Run one step of Algorithm 1."""
     problem, replay, policy = algorithm.problem, algorithm.replay, algorithm.policy(state)
-    # The step's number makes its keys: a resumed run needs no other record of its randomness.
+    # Keys are derived from the step number, so a resumed run needs no other random state.
     keys = jax.random.split(jax.random.fold_in(state.key, state.step), 5)
     draw_key, reset_key, sample_key, update_key, act_key = keys
 
-    # 1. Draw a task t ~ p.
+    # 1. Sample a task t ~ p.
     drawn = algorithm.priority.draw(state.priority_state, state.step, key=draw_key)
     task = algorithm.tasks[drawn.task]
 
-    # 2. Draw a batch B_t from the task's memory R_t.
+    # 2. Sample a batch B_t from the task's memory R_t.
     memory, slot = memories.open_slot(
         state.memory, problem, algorithm.tasks, drawn.task, state.step, key=reset_key
     )
@@ -206,12 +206,12 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
         problem, task, batch, policy, state.learner_state, drawn.weight, key=update_key
     )
 
-    # 4. Score the task by its batch: s_t <- smoothing s_t + (1 - smoothing) scorer(B_t).
+    # 4. Update the task's score: s_t <- smoothing s_t + (1 - smoothing) scorer(B_t).
     value = algorithm.scorer(update.evidence)
     kept = _undo_if_faulty(state, drawn, policy, update, value)
     priority_state = algorithm.priority.update(state.priority_state, drawn, kept.value)
 
-    # 5. Act n_e more periods from n_t on, and store the states.
+    # 5. Act for n_e more periods from n_t and store the states.
     memory = memories.rewrite(memory, slot, batch, update.new_states)
     choose = _explored(problem, task, kept.policy, algorithm.explore)
     memory = memories.act(memory, slot, problem, task, choose, replay, key=act_key)
@@ -232,7 +232,7 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
 def _explored(
     problem: Problem, task: Task, policy: Policy, explore: GaussianLogits | None
 ) -> Callable[[State, PRNGKeyArray], Float[Array, " entities"]]:
-    """The policy with exploration noise, as a function of a state and a key."""
+    """Return the policy with exploration noise, as a function of a state and a key."""
 
     def choose(state, key):
         observation = problem.observe(task, state)
@@ -259,7 +259,7 @@ def _metrics(drawn: Drawn, evidence: Evidence) -> Metrics:
 
 
 class _Kept(eqx.Module):
-    """What a step leaves behind: the update's results, or those of before if the run has a fault."""
+    """Results of an update, or the previous values if the run has a fault."""
 
     policy: Policy
     learner_state: PyTree[Array]
@@ -270,7 +270,7 @@ class _Kept(eqx.Module):
 def _undo_if_faulty(
     state: RunState, drawn: Drawn, policy: Policy, update: Update, value: Float[Array, ""]
 ) -> _Kept:
-    """Undo an update that ran into a fault, and all that follow it; record the first fault."""
+    """Undo a faulty update and all later updates; record the first fault."""
     kind, before = _fault(update.evidence, value), state.fault[0] > 0
     sound = (kind == 0) & ~before
 
@@ -281,15 +281,15 @@ def _undo_if_faulty(
     return _Kept(
         keep(update.policy, policy),
         keep(update.state, state.learner_state),
-        # The task's own score as the value leaves that score unchanged.
+        # Passing the current score as the value leaves it unchanged.
         jnp.where(sound, value, drawn.score),
         jnp.where(~before & (kind > 0), here, state.fault),
     )
 
 
 def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
-    """Which of `_FAULTS` a step ran into, the root cause first."""
-    # Where limits leave a remainder, equal shares within them leave the same one.
+    """Return the index into `_FAULTS` of a step's fault, the root cause first."""
+    # If limits leave part of the resource unused, equal shares within them leave the same part.
     available = evidence.equal.sum(-1)
     sound = on_simplex(evidence.allocations, evidence.mask, total=available) | ~evidence.valid
     found = jnp.stack(
@@ -304,7 +304,7 @@ def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
 
 
 def raise_fault(algorithm: Algorithm, state: RunState) -> None:
-    """Raise an `InputError` about the first fault that a run has met, if there is one."""
+    """Raise an `InputError` that describes the first fault of a run, if there is one."""
     faults = np.asarray(state.fault).reshape(-1, 3)
     bad = np.flatnonzero(faults[:, 0])
     if len(bad) == 0:
@@ -317,5 +317,5 @@ def raise_fault(algorithm: Algorithm, state: RunState) -> None:
     source = f" ({algorithm.scorer.__name__})" if "scorer" in _FAULTS[kind] else ""
     raise InputError(
         f"step {step}{whose}, task {t} (entities {task.entities}): {_FAULTS[kind]}{source}; training "
-        "stopped there, and scores and policy were left as before that step"
+        "stopped, and scores and policy are unchanged since the step before"
     )

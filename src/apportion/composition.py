@@ -1,9 +1,8 @@
-"""Small pieces around any policy: average several, trade part of the way, shrink to equal shares.
+"""Policy wrappers: ensembles, partial trading, shrinkage to equal shares and turnover limits.
 
-Each is itself a policy, usable alone or inside the others, and equivariant where its inside is:
-a_n = w_{n-1} + eta (target - w_{n-1}), target = (1 - k)/m + k pi(x_n), where pi is the mean of an ensemble,
-eta the trade fraction and k the trust.
-All keep to the bounds they are given; `LimitedTurnover` adds its own.
+Each wrapper is a policy, can be nested in the others, and is equivariant if the wrapped policy is.
+Together they compute a_n = w_{n-1} + eta (target - w_{n-1}) with target = (1 - k)/m + k pi(x_n), where pi
+is the mean of an ensemble, eta the trade fraction and k the trust. All respect the bounds they are given.
 """
 
 from collections.abc import Sequence
@@ -33,19 +32,19 @@ def _fraction(name: str, value: float | Array | Sequence[float], largest: float 
 
 
 def mix_allocations(policy: Any, baseline: Any, trust: Any) -> Any:
-    """Mix two allocations: `trust` of the policy's and the rest of the baseline's.
+    """Return a convex combination of two allocations.
 
     Parameters
     ----------
     policy, baseline : array
-        Two allocations of the same entities.
+        Two allocations over the same entities.
     trust : float or array
-        How far the policy is followed, in [0, 1]: 0 is the baseline, 1 the policy.
+        Weight of the policy's allocation, in [0, 1].
 
     Returns
     -------
     array
-        The mixture. It keeps all bounds that both allocations keep.
+        The mixture. It satisfies every bound that both allocations satisfy.
 
     Examples
     --------
@@ -56,7 +55,17 @@ def mix_allocations(policy: Any, baseline: Any, trust: Any) -> Any:
 
 
 class EqualShares(Policy):
-    """1/m for each entity, always: Equal CRP where allocations drift."""
+    """Policy that gives each entity the share 1/m (Equal CRP).
+
+    Within bounds, the part that an entity cannot take goes to the others in equal shares.
+
+    Examples
+    --------
+    >>> from apportion import Observation
+    >>> observation = Observation(jnp.zeros((4, 1, 1)), jnp.zeros(4))
+    >>> EqualShares()(observation, jnp.ones(4, bool)).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
 
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return ()
@@ -68,7 +77,7 @@ class EqualShares(Policy):
 
 
 class PolicyWrapper(Policy):
-    """A policy around another one, which reads the entities."""
+    """Base class of policies that use the encoder of another policy."""
 
     policy: eqx.AbstractVar[Policy]
 
@@ -77,9 +86,9 @@ class PolicyWrapper(Policy):
 
 
 class PartialTrading(PolicyWrapper):
-    """Move only the fraction `trade_fraction` of the way from what is held to what the policy wants.
+    """Trade only the fraction `trade_fraction` of the way from the held shares to the policy's target.
 
-    Around `EqualShares` this is lazy rebalancing, and with trade_fraction = 0 buy and hold.
+    With `EqualShares` this is lazy rebalancing; with trade_fraction = 0 it is buy and hold.
 
     Examples
     --------
@@ -103,7 +112,7 @@ class PartialTrading(PolicyWrapper):
 
 
 class ShrunkToEqual(PolicyWrapper):
-    """Mix the policy with equal shares: (1 - trust)/m + trust pi; trust 1 is the policy itself."""
+    """Shrink a policy to equal shares: (1 - trust)/m + trust pi."""
 
     policy: Policy
     trust: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "trust"))
@@ -117,7 +126,7 @@ class ShrunkToEqual(PolicyWrapper):
 
 
 class Ensemble(Policy):
-    """The mean of several policies' allocations; they are one policy whose arrays are stacked.
+    """Mean of the allocations of several policies, given as one policy with stacked arrays.
 
     Examples
     --------
@@ -130,12 +139,12 @@ class Ensemble(Policy):
 
     @classmethod
     def of(cls, policies: Sequence[Policy]) -> "Ensemble":
-        """Stack policies of one structure."""
+        """Build an ensemble from policies of the same structure."""
         if not policies:
-            raise InputError("Ensemble: no policies were given; it needs at least one")
+            raise InputError("Ensemble: got no policies; pass at least one")
         if len({jax.tree.structure(policy) for policy in policies}) > 1:
             raise InputError(
-                "Ensemble: the policies differ in structure; give policies of one kind"
+                "Ensemble: the policies differ in structure; pass policies of one kind"
             )
         return cls(stack(policies))
 
@@ -152,9 +161,9 @@ class Ensemble(Policy):
 
 
 class LimitedTurnover(PolicyWrapper):
-    """Trade at most `max_turnover`, bought and sold added up (exchanging everything is 2).
+    """Limit the turnover of a policy to `max_turnover`, the sum of absolute changes (2 at most).
 
-    What the bounds themselves force comes first: it is done even where it exceeds `max_turnover`.
+    Changes that the bounds require are made even if they exceed `max_turnover`.
 
     Examples
     --------
@@ -176,7 +185,7 @@ class LimitedTurnover(PolicyWrapper):
         target = self.policy.allocate(features, held, mask, bounds)
         start = within(held, mask, bounds)
         forced, path = jnp.abs(start - held).sum(), jnp.abs(target - start).sum()
-        # A limit is given, not learnt.
+        # The limit is a constant, not a parameter to train.
         max_turnover = jax.lax.stop_gradient(self.max_turnover).astype(held.dtype)
         room = jnp.maximum(max_turnover - forced, 0.0)
         step = jnp.minimum(room / jnp.where(path > 0, path, 1.0), 1.0)

@@ -1,4 +1,4 @@
-"""`InputError`, the one exception for what the user can fix. Not of the paper; used everywhere."""
+"""`InputError`, the exception for errors that the user can fix, and checks that raise it."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something the user gave is wrong; the message names the thing, the place and the way out."""
+    """Invalid input; the message says what is wrong, where, and how to fix it."""
 
 
 def check_counts(least: int = 1, most: int = 2**20, **counts: Any) -> None:
-    """Refuse what is not a whole number from `least` to `most`."""
+    """Raise if an argument is not an integer between `least` and `most`."""
     for name, count in counts.items():
         whole = isinstance(count, Integral) and not isinstance(count, bool)
         if not whole or not least <= int(count) <= most:
@@ -21,14 +21,14 @@ def check_counts(least: int = 1, most: int = 2**20, **counts: Any) -> None:
 
 
 def check_positive(**numbers: Any) -> None:
-    """Refuse what is not a finite number above 0."""
+    """Raise if an argument is not a finite positive number."""
     for name, number in numbers.items():
         if not isinstance(number, Real) or not 0 < float(number) < float("inf"):
             raise InputError(f"{name} is {number!r}; it must be a finite number above 0")
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of an error's message, or the error's name if it has no message.
+    r"""Return the first line of an error's message, or the error's name if it has no message.
 
     >>> first_line(MemoryError()), first_line(ValueError("no number.\nsee below"))
     ('MemoryError', 'no number')
@@ -52,7 +52,7 @@ def reading(path: object, way_out: str) -> Generator[None]:
 def optional_import(
     what: str, extra: str, otherwise: str = "", *, package: str = "apportion"
 ) -> Generator[None]:
-    """Convert a failed import in the block into an `InputError` that says which extra to install.
+    """Convert a failed import in the block into an `InputError` that names the extra to install.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def optional_import(
     extra
         Name of the extra.
     otherwise
-        What can be done without it.
+        What to do without it.
     package
         The distribution that has the extra.
     """

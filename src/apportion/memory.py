@@ -1,10 +1,10 @@
-"""Replay R_1..R_T: for each task the states it has seen, kept compactly, never as observations.
+"""Replay R_1..R_T: the states that each task has visited, stored as states and not as observations.
 
-A slot is one task's ring of `length` states; its last row is the current state of the task's episode, so
-n_t is that row's period. With fewer slots than tasks the least recently used slot goes to a task without
-one, and an evicted task starts again: a million tasks cost 4 bytes each plus the slots. If `length` is
-the whole episode, rows are periods. All functions take a memory of None, which a learner without batches
-and acting has, and return it unchanged.
+A slot is the ring buffer of one task, with `length` states. Its last row is the current state of the
+task's episode, so n_t is the period of that row. With fewer slots than tasks, a task without a slot takes
+the least recently used one and the evicted task starts over; a million tasks cost 4 bytes each plus the
+slots. If a slot holds a whole episode, rows are periods. A memory of None, for learners that neither read
+batches nor act, is returned unchanged by all functions.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,34 @@ Index = Int[Array, ""]
 
 
 _MAX_DEFAULT_LENGTH = 1024
-"""States a task's memory keeps where an episode is longer and nothing else was asked for."""
+"""Default of `Replay.length` for longer episodes."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How each task's memory is filled and read: step 2 and step 5 of Algorithm 1.
+    """Configuration of each task's memory: how it is filled and sampled (steps 2 and 5 of Algorithm 1).
 
-    What is None depends on the problem and the learner (`fitted`): memory then covers the episodes that
-    the policy will meet. `Replay.paper()` has the paper's values.
+    Parameters set to None are derived from the problem and the learner (`fitted`), so that memory covers
+    the episodes. `Replay.paper()` has the paper's values.
+
+    Parameters
+    ----------
+    length : int, optional
+        States that a task's memory holds. By default one episode, at most 1,024.
+    slots : int
+        Number of tasks that have memory at the same time.
+    warm_up : int, optional
+        States of each task that are visited under equal shares before the first step. By default one
+        episode if it fits into memory, and none if there are more tasks than slots.
+    recency : float
+        How strongly batches favour recent states: the probability falls by the factor 1 - recency for
+        each period further back.
+    act_periods : int, optional
+        n_e, the periods acted in the sampled task after each update. By default half a batch, and none
+        for a learner that makes its own rollouts. The paper gives no value.
+    stops : bool
+        Stop acting at the end of an episode and start the next one at the next update. By default acting
+        continues in the next episode.
 
     Examples
     --------
@@ -43,37 +62,33 @@ class Replay:
     """
 
     length: int | None = None
-    """States a task's memory keeps; by default an episode's, at most 1,024."""
     slots: int = 4096
-    """Tasks that have memory at one time."""
     warm_up: int | None = None
-    """States of each task seen under equal shares before the first step; by default an episode's, as far
-    as memory holds it, and none where there are more tasks than slots."""
     recency: float = 0.0
-    """How strongly batches favour recent states (see `sample`)."""
     act_periods: int | None = None
-    """n_e, the periods acted in the drawn task after each update; by default half a batch, and none for a
-    learner that makes its own rollouts. The paper gives no value."""
     stops: bool = False
-    """Acting stops at an episode's end, and the next one begins at the next update; else it goes on."""
 
     @classmethod
     def paper(cls, act_periods: int = 10) -> "Replay":
-        """Algorithm 1 as printed: memory starts empty, acting alone fills it and stops at an episode's end.
+        """Return memory as Algorithm 1 prints it: empty, and filled by acting up to the end of an episode.
 
         Parameters
         ----------
-        act_periods
-            n_e. The paper gives no value; 10 is that of the study `literal`. The paper takes the
-            geometric distribution of batches from Jiang et al. (2017), and so does `recency`.
+        act_periods : int
+            n_e. The paper gives no value; the study `literal` uses 10.
+
+        Returns
+        -------
+        Replay
+            The configuration. `recency` is the value of Jiang et al. (2017).
         """
         return cls(warm_up=0, recency=5e-5, act_periods=act_periods, stops=True)
 
     def fitted(self, *, horizon: int, batch: int, tasks: int) -> "Replay":
-        """With everything filled in and checked, for batches of so many periods of so many tasks."""
+        """Resolve the parameters that are None, and check all of them."""
         acted = (batch + 1) // 2 if self.act_periods is None else self.act_periods
         if acted < 0:
-            raise InputError(f"act_periods is {acted}; it counts periods, so >= 0")
+            raise InputError(f"act_periods is {acted}; it must be >= 0")
         needed = max(batch, acted, 1)
         default = max(min(horizon, _MAX_DEFAULT_LENGTH), needed, self.warm_up or 0)
         length = default if self.length is None else self.length
@@ -81,7 +96,7 @@ class Replay:
         warm_up = walked if self.warm_up is None else self.warm_up
         if length < needed:
             raise InputError(
-                f"memory length is {length}; memory must hold a batch ({batch}) and the periods "
+                f"memory length is {length}; it must be at least the batch ({batch}) and the periods "
                 f"acted ({acted})"
             )
         if warm_up > length:
@@ -89,7 +104,7 @@ class Replay:
         if not 0 <= self.recency < 1:
             raise InputError(f"recency is {self.recency}; it must be in [0, 1)")
         if self.slots < 1:
-            raise InputError(f"slots is {self.slots}; at least one task needs memory")
+            raise InputError(f"slots is {self.slots}; it must be >= 1")
         if warm_up and self.slots < tasks:
             raise InputError(
                 f"warm_up needs a slot for each of the {tasks} tasks, but slots is {self.slots}"
@@ -98,39 +113,39 @@ class Replay:
 
 
 class Batch(eqx.Module):
-    """Consecutive states out of one task's memory."""
+    """Consecutive states from the memory of one task."""
 
     states: State
     rows: Int[Array, " batch"]
     valid: Bool[Array, " batch"]
-    """The row has been written."""
+    """Whether the row has been written."""
     linked: Bool[Array, " batch"]
-    """The row's state is the successor of the row before it in the batch."""
+    """Whether the row's state is the successor of the previous row's."""
 
 
 class Memory(eqx.Module):
-    """The replay of all tasks, and the current state of each task's episode."""
+    """Replay of all tasks and the current state of each task's episode."""
 
     states: State
-    """(slots, length, ...) in every leaf."""
+    """Leaves have the shape (slots, length, ...)."""
     periods: Int[Array, "slots length"]
     count: Int[Array, " slots"]
-    """States ever stored in a slot since its task took it."""
+    """States stored in a slot since its task took it."""
     slot_of: Int[Array, " tasks"]
     owner: Int[Array, " slots"]
     used: Int[Array, " slots"]
 
     @property
     def length(self) -> int:
-        """States a slot keeps."""
+        """Number of states in a slot."""
         return self.periods.shape[1]
 
     def position(self, slot: Index) -> Index:
-        """n_t: the current period of the task's episode."""
+        """Return n_t, the current period of the task's episode."""
         return self.periods[slot, self._last(slot)]
 
     def current(self, slot: Index) -> State:
-        """x_{n_t}."""
+        """Return the current state x_{n_t}."""
         row = self._last(slot)
         return jax.tree.map(lambda leaf: leaf[slot, row], self.states)
 
@@ -141,9 +156,9 @@ class Memory(eqx.Module):
 def start(
     problem: Problem, tasks: Task, *, slots: int, length: int, warm_up: int, key: PRNGKeyArray
 ) -> Memory:
-    """Empty memory for T tasks; with a slot for each, every one starts at its own first state.
+    """Create memory for T tasks, with `warm_up` states of each task visited under equal shares.
 
-    `warm_up` states of each task are seen beforehand under equal shares (all tasks at once).
+    If there are fewer slots than tasks, all slots are empty.
     """
     total = len(tasks)
     if slots < total:
@@ -165,7 +180,7 @@ def start(
 
 
 def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
-    """The first `length` states of a task under equal shares, episode after episode."""
+    """Return the first `length` states of a task under equal shares, over several episodes if needed."""
 
     def period(carry, key):
         state, n = carry
@@ -180,7 +195,7 @@ def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
 
 
 def _move_on(problem: Problem, task: Task, state: State, n: Index, allocation, key):
-    """Step once; at the end of the episode go back to a first state and period 0."""
+    """Step once; at the end of the episode, reset the state and the period."""
     step_key, reset_key = jax.random.split(key)
     step = problem.step(task, state, allocation, key=step_key)
     ended = step.terminated | step.truncated
@@ -198,7 +213,7 @@ def open_slot(
     *,
     key: PRNGKeyArray,
 ) -> tuple[Memory | None, Index]:
-    """The drawn task's slot; a task without one takes the least recently used and starts there."""
+    """Return the slot of the sampled task; without one, it takes the least recently used slot."""
     if memory is None or memory.owner.shape[0] == memory.slot_of.shape[0]:
         return memory, drawn
     kept = memory
@@ -216,7 +231,7 @@ def open_slot(
         (fresh, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32)),
         before,
     )
-    # An index outside is dropped: no task is evicted.
+    # An index out of range is dropped, so no task is evicted.
     evicted = jnp.where(absent & (owner >= 0), owner, kept.slot_of.shape[0])
     opened = Memory(
         jax.tree.map(lambda leaf, new: leaf.at[slot, 0].set(new), kept.states, state),
@@ -238,9 +253,10 @@ def sample(
     recency: float,
     key: PRNGKeyArray,
 ) -> Batch | None:
-    """`periods` consecutive states, their first drawn from a truncated geometric that favours the
-    recent: the chance falls by the factor 1 - recency for each period further back. None for a learner
-    that reads no batch.
+    """Sample `periods` consecutive states; None for a learner that reads no batch.
+
+    The start has a truncated geometric distribution: its probability falls by the factor 1 - recency for
+    each period further back.
     """
     if memory is None or periods == 0:
         return None
@@ -252,7 +268,7 @@ def _read(
 ) -> Batch:
     length = memory.length
     filled = jnp.minimum(memory.count[slot], length)
-    # A ring shorter than the episode is ordered by age; one that holds it whole, by period.
+    # A ring shorter than the episode is read by age; a ring that holds the episode, by period.
     oldest = jnp.where(memory.count[slot] > length, memory.count[slot] % length, 0)
     base = oldest if length < horizon else jnp.zeros_like(oldest)
     latest = jnp.maximum(filled - periods, 0)
@@ -267,7 +283,7 @@ def _read(
 
 
 def _truncated_geometric(highest: Index, recency: float, *, key: PRNGKeyArray) -> Index:
-    """A whole number in 0..highest with P(k) proportional to (1 - recency)^k, in closed form."""
+    """Sample k in 0..highest with P(k) proportional to (1 - recency)^k, by the inverse CDF."""
     uniform = jax.random.uniform(key)
     if recency == 0:
         drawn = uniform * (highest + 1)
@@ -280,7 +296,7 @@ def _truncated_geometric(highest: Index, recency: float, *, key: PRNGKeyArray) -
 def rewrite(
     memory: Memory | None, slot: Index, batch: Batch | None, states: State | None
 ) -> Memory | None:
-    """Replace the batch's linked rows by the states that today's policy arrives at, if there are any."""
+    """Replace the linked rows of a batch with the states that the current policy reaches."""
     if memory is None or batch is None or states is None:
         return memory
     rows = jnp.where(batch.linked, batch.rows, memory.length)
@@ -300,7 +316,7 @@ def act(
     *,
     key: PRNGKeyArray,
 ) -> Memory | None:
-    """From n_t on, n_e periods with the allocations that `choose` makes, storing the states reached."""
+    """Act for n_e periods from n_t with `choose` and store the states."""
     if memory is None or not replay.act_periods:
         return memory
 
@@ -314,7 +330,7 @@ def act(
     _, (states, periods) = jax.lax.scan(period, here, jax.random.split(key, replay.act_periods))
     acted = jnp.ones(periods.shape, bool)
     if replay.stops:
-        # Period 0 is the start of the next episode: nothing after it is acted.
+        # Period 0 is the start of the next episode; later periods are discarded.
         begun = jnp.cumsum(periods == 0)
         acted = begun - (periods == 0) == 0
     count = memory.count[slot]

@@ -1,8 +1,8 @@
-"""Policies that do not care who the entities are: pi(sigma x) = sigma pi(x) (Definition 1).
+"""Permutation-equivariant policies: pi(sigma x) = sigma pi(x) (Definition 1).
 
-The paper calls this permutation invariance; it is equivariance. A policy works in two halves:
-`encode` reads each entity's history, which allocations do not touch, so that whole price series
-can be encoded in parallel; `allocate` joins the share each entity holds and apportions.
+The paper calls this property permutation invariance. A policy has two parts. `encode` reads the history
+of each entity, which does not depend on allocations, so that a whole price series is encoded in parallel.
+`allocate` combines the features with the held shares and returns an allocation.
 """
 
 import math
@@ -22,16 +22,41 @@ from apportion.simplex import Allocation, Bounds, Head, Logits, Mask, Scalar
 
 
 class Policy(eqx.Module):
-    """Anything that apportions: history to features, features and held shares to an allocation.
+    """Abstract base class of policies, which map an observation to an allocation.
 
-    To be saved (`save_policy`), a policy keeps every argument of its constructor in a field of the
-    same name, except the random `key`: numbers and text as static fields, arrays and other policies
-    as ordinary ones.
+    Subclasses implement `encode` and `allocate`. `save_policy` requires that every argument of the
+    constructor, except the random `key`, is stored in a field of the same name: numbers and strings in
+    static fields, arrays and other policies in ordinary fields.
+
+    Examples
+    --------
+    >>> class Proportional(Policy):
+    ...     def encode(self, history, mask):
+    ...         return history[:, -1, 0]
+    ...     def allocate(self, features, held, mask, bounds=None):
+    ...         wanted = jnp.where(mask, features, 0)
+    ...         return wanted / wanted.sum()
+    >>> observation = Observation(jnp.array([[[1.0]], [[3.0]]]), jnp.zeros(2))
+    >>> Proportional()(observation, jnp.ones(2, bool)).tolist()
+    [0.25, 0.75]
     """
 
     @abstractmethod
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        """Features of each entity; they may not depend on allocations."""
+        """Compute the features of each entity; they must not depend on allocations.
+
+        Parameters
+        ----------
+        history : array of shape (entities, window, channels)
+            History of each entity.
+        mask : array of shape (entities,)
+            Whether the entity is present.
+
+        Returns
+        -------
+        PyTree of arrays
+            The features, as `allocate` takes them.
+        """
 
     @abstractmethod
     def allocate(
@@ -41,26 +66,59 @@ class Policy(eqx.Module):
         mask: Mask,
         bounds: Bounds | None = None,
     ) -> Allocation:
-        """The shares within the bounds, given the features and what each entity holds."""
+        """Compute an allocation from the features and the held shares.
+
+        Parameters
+        ----------
+        features : PyTree of arrays
+            The result of `encode`.
+        held : array of shape (entities,)
+            Share that each entity holds.
+        mask : array of shape (entities,)
+            Whether the entity is present; the others get 0.
+        bounds : Bounds, optional
+            Upper and lower bounds of the shares in this period.
+
+        Returns
+        -------
+        array of shape (entities,)
+            The shares.
+        """
 
     def __call__(self, observation: Observation, mask: Mask) -> Allocation:
-        """The shares; an entity that can take nothing now is left out, as padding is."""
+        """Compute the allocation of an observation.
+
+        Parameters
+        ----------
+        observation : Observation
+            History, held shares and bounds of each entity.
+        mask : array of shape (entities,)
+            False for padding. Entities with a limit of 0 are masked as well.
+
+        Returns
+        -------
+        array of shape (entities,)
+            The shares.
+        """
         read = observation.scored(mask)
         features = self.encode(observation.history, read)
         return self.allocate(features, observation.held, read, observation.bounds)
 
 
 class LogitPolicy(Policy):
-    """A policy that gives every entity a logit, then apportions by its head: the kind that can explore."""
+    """Abstract policy that computes a logit per entity and an allocation by its head.
+
+    Exploration (`GaussianLogits`) and `PPO` need such a policy.
+    """
 
     head: eqx.AbstractVar[Head]
 
     @abstractmethod
     def logits(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Logits:
-        """One score for each entity, from one network shared by all."""
+        """Compute the logit of each entity by one shared network."""
 
     def observed_logits(self, observation: Observation, mask: Mask) -> Logits:
-        """The logits of what is seen, without those who can take nothing now."""
+        """Compute the logits of an observation; entities with a limit of 0 are masked."""
         read = observation.scored(mask)
         return self.logits(self.encode(observation.history, read), observation.held, read)
 
@@ -75,10 +133,10 @@ class LogitPolicy(Policy):
 
 
 class Score(eqx.Module):
-    """The shared linear layer from an entity's features and its held share to its score.
+    """Shared linear layer from an entity's features and held share to its score.
 
-    It starts near zero, so that the untrained policy gives equal shares, and has no bias: a common
-    shift cancels in the softmax.
+    It is initialised near zero, so that an untrained policy gives equal shares. It has no bias, because
+    a common shift cancels in the softmax.
     """
 
     of_features: Float[Array, " hidden"]
@@ -93,8 +151,20 @@ class Score(eqx.Module):
 
 
 class Recurrent(LogitPolicy):
-    """The paper's policy: a shared tanh RNN, its last state joined with the entity's allocation, a
-    shared linear score, softmax.
+    """The paper's policy: a shared tanh RNN, a shared linear score and a softmax.
+
+    The score of an entity reads the last state of the RNN and the share that the entity holds.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels in the history.
+    hidden : int
+        Number of hidden units.
+    head : Head, optional
+        Map from logits to shares; by default a softmax without bounds.
+    key : PRNGKey or int
+        Key of the initialisation, or a seed.
 
     Examples
     --------
@@ -128,10 +198,30 @@ class Recurrent(LogitPolicy):
 
 
 class Pooled(LogitPolicy):
-    """Each entity's last period is read by one layer, joined with the mean and the maximum over all
-    present entities, and scored by a second: it knows how many want the resource, and how much.
+    """Policy that pools over entities: it scores each entity relative to the others in the task.
 
-    Logits are held within `reach` of 0, so that no entity is ever shut out for good.
+    A shared layer reads the last period of each entity. A second layer scores it together with the mean
+    and the maximum over all entities that are present.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels in the history.
+    hidden : int
+        Number of hidden units per layer.
+    reach : float
+        Bound on the absolute logits, at most 30; it keeps every share above zero.
+    head : Head, optional
+        Map from logits to shares; by default a softmax without bounds.
+    key : PRNGKey or int
+        Key of the initialisation, or a seed.
+
+    Examples
+    --------
+    >>> policy = Pooled(channels=2, hidden=8, key=0)
+    >>> observation = Observation(jnp.ones((4, 1, 2)), jnp.full(4, 0.25))
+    >>> policy(observation, jnp.ones(4, bool)).tolist()
+    [0.25, 0.25, 0.25, 0.25]
     """
 
     first: eqx.nn.Linear
@@ -164,7 +254,7 @@ class Pooled(LogitPolicy):
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> Features:
-        # A row an entity: a batch of tasks is then one product, with nothing turned over.
+        # One row per entity: a batch of tasks is then one matrix product without a transpose.
         read = jax.nn.relu(_on_rows(self.first, history[:, -1]))
         present = jnp.where(mask[:, None], read, 0.0)
         mean = present.sum(0) / jnp.maximum(mask.sum(), 1)
@@ -176,12 +266,16 @@ class Pooled(LogitPolicy):
 
 
 class GaussianLogits(eqx.Module):
-    """How to explore: noise on the logits, the policy's head afterwards; the action is the noisy logits.
+    """Exploration by Gaussian noise on the logits; the action is the noisy logits.
 
-    Its log-probability is exact. Bounds act after the noise, on the allocation; the density is that of
-    the action before them, which is what ratios of probabilities need. Entities that are absent, their
-    limit 0, are left out by the mask (`Observation.present`): they get no noise and no part of the
-    density.
+    The policy's head maps the action to shares within the bounds. The log-density is that of the action
+    before the head, so that it is exact. Masked entities, and those with a limit of 0
+    (`Observation.present`), get no noise and do not enter the density.
+
+    Parameters
+    ----------
+    noise_std : float or array
+        Standard deviation of the noise.
     """
 
     log_noise_std: Scalar
@@ -190,19 +284,21 @@ class GaussianLogits(eqx.Module):
         self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
 
     def sample(self, logits: Logits, mask: Mask, *, key: PRNGKeyArray) -> Logits:
-        """Draw an action."""
-        noise = jax.random.normal(key, logits.shape, logits.dtype)
+        """Sample an action."""
+        # On ARM processors XLA (JAX 0.10.2) computes wrong noise if it fuses it with what reads it:
+        # without the barrier the shares that a simulator receives are NaN or 0.
+        noise = jax.lax.optimization_barrier(jax.random.normal(key, logits.shape, logits.dtype))
         return jnp.where(mask, logits + jnp.exp(self.log_noise_std) * noise, 0.0)
 
     def log_prob(self, logits: Logits, mask: Mask, action: Logits) -> Scalar:
-        """Exact log-density of an action."""
+        """Return the exact log-density of an action."""
         z = jnp.where(mask, (action - logits) / jnp.exp(self.log_noise_std), 0.0)
         return -0.5 * (z**2).sum() - mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
 
 
 @jax.custom_jvp
 def largest(values: Float[Array, "*rows entities"]) -> Float[Array, "*rows"]:
-    """The maximum over the last axis; of equal ones the first has the gradient.
+    """Return the maximum over the last axis; the gradient goes to the first of equal entries.
 
     >>> jax.grad(lambda x: largest(x))(jnp.array([1.0, 3.0, 3.0])).tolist()
     [0.0, 1.0, 0.0]
@@ -212,8 +308,8 @@ def largest(values: Float[Array, "*rows entities"]) -> Float[Array, "*rows"]:
 
 @largest.defjvp
 def _largest_moves(primals, tangents):
-    # By place: JAX's own rule asks who equals the maximum, and where the compiler computes the values
-    # twice they may differ in the last bit, so that none does, and the gradient is 0 / 0.
+    # JAX's own rule compares the values with the maximum. If XLA computes the values twice, they can
+    # differ in the last bit; then none equals the maximum and the gradient is 0 / 0. An index is safe.
     (values,), (moved,) = primals, tangents
     place = jnp.argmax(values, -1)[..., None]
     return largest(values), jnp.take_along_axis(moved, place, -1)[..., 0]
@@ -230,19 +326,24 @@ def assert_equivariant(
     window: int,
     channels: int,
 ) -> None:
-    """Check that permuting the entities permutes the allocation, and that padding takes no part.
+    """Check that a policy is permutation equivariant and ignores padding, on random observations.
 
     Parameters
     ----------
-    policy
-        Any callable of (observation, mask), such as a `Policy`.
-    window, channels
-        The shape of the histories the policy reads.
+    policy : callable
+        Function of (observation, mask), such as a `Policy`.
+    window, channels : int
+        Shape of the histories that the policy reads.
 
     Raises
     ------
     InputError
-        Says by how much, for which permutation or padding.
+        If permuting the entities does not permute the shares, or if padding changes them. The message
+        reports by how much and for which permutation.
+
+    Examples
+    --------
+    >>> assert_equivariant(Recurrent(channels=2, hidden=4, key=0), window=3, channels=2)
     """
     entities, tolerance = 7, 1e-5
     for trial_key in jax.random.split(jax.random.key(0), 8):
@@ -257,7 +358,7 @@ def assert_equivariant(
         if not gap <= tolerance:
             raise InputError(
                 f"{type(policy).__name__} is not permutation equivariant: under the permutation "
-                f"{np.asarray(order).tolist()} a share moves by {gap:.3g} (tolerance {tolerance:g})"
+                f"{np.asarray(order).tolist()} a share changes by {gap:.3g} (tolerance {tolerance:g})"
             )
         stranger = jax.random.normal(pad_key, (1, window, channels))
         padded = Observation(jnp.concatenate([history, stranger]), jnp.append(held, 0.0))
@@ -265,6 +366,6 @@ def assert_equivariant(
         gap = np.abs(shares[:-1] - plain).max()
         if shares[-1] != 0 or not gap <= tolerance:
             raise InputError(
-                f"{type(policy).__name__} lets padding take part: the padded entity gets "
-                f"{shares[-1]:.3g} and others move by {gap:.3g}; respect the mask"
+                f"{type(policy).__name__} does not ignore padding: the padded entity gets "
+                f"{shares[-1]:.3g} and other shares change by {gap:.3g}; apply the mask"
             )

@@ -1,8 +1,8 @@
-"""Which task next: scores s_t to probabilities p_t to importance weights w_t, exactly, at every step.
+"""Task sampling: scores s_t, probabilities p_t and importance weights w_t, exact after every update.
 
-p_t = s_t^alpha / sum_u s_u^alpha and w_t = (T p_t)^-beta / max_u (T p_u)^-beta, which is
-(min_u s_u^alpha / s_t^alpha)^beta. The sum and the minimum live in trees of branching 128, so that a
-step costs O(log T); every parent is recomputed from its children, so no error builds up.
+p_t = s_t^alpha / sum_u s_u^alpha and w_t = (T p_t)^-beta / max_u (T p_u)^-beta, which equals
+(min_u s_u^alpha / s_t^alpha)^beta. Trees with 128 children per node hold the sum and the minimum, so that
+a step costs O(log T). Every parent is recomputed from its children, so rounding errors do not accumulate.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from apportion.kernels.gpu import read_before_write
 
 _BRANCHING = 128
 _LEAST_SCORE = 1e-6
-"""Scores are clipped here from below: no task dies, and no weight is infinite."""
+"""Lower bound of scores: every task keeps a positive probability, and every weight is finite."""
 
 Index = Int[Array, ""]
 Scalar = Float[Array, ""]
 
 
 class SumMinTree(eqx.Module):
-    """The sum and the least of T positive leaves, kept exact in O(log T) for each change.
+    """Sum and minimum of T positive leaves, exact after each O(log T) update.
 
-    Level 0 holds the leaves in blocks; a block's sum and least are the entries of the levels above.
-    Places without a leaf hold 0 in sums and infinity in leasts.
+    Level 0 holds the leaves in blocks; each level above holds the sums and minima of the blocks below.
+    Empty places are 0 in `sums` and infinity in `leasts`.
     """
 
     leaves: Float[Array, "blocks children"]
@@ -37,7 +37,7 @@ class SumMinTree(eqx.Module):
 
     @classmethod
     def over(cls, leaves: Float[Array, " tasks"]) -> "SumMinTree":
-        """Build the trees over all leaves."""
+        """Build the tree of an array of leaves."""
         bottom = _blocks(leaves, 0.0)
         sums, leasts = [], []
         total, least = bottom.sum(1), _least(bottom)
@@ -49,32 +49,31 @@ class SumMinTree(eqx.Module):
 
     @property
     def total(self) -> Scalar:
-        """The sum of all leaves."""
+        """Sum of all leaves."""
         return (self.sums[-1] if self.sums else self.leaves)[0].sum()
 
     @property
     def least(self) -> Scalar:
-        """The least of all leaves."""
+        """Minimum of all leaves."""
         return self.leasts[-1][0].min() if self.leasts else _least(self.leaves)[0]
 
     def find(self, uniforms: Float[Array, " levels"]) -> Index:
-        """The leaf drawn with probability leaf / total: one uniform for each level, root first.
+        """Sample a leaf with probability leaf / total, by one uniform number per level, root first.
 
-        A fresh uniform at every level keeps the draw exact at a million leaves, where one float32
-        uniform has too few digits.
+        A single float32 uniform has too few digits for a million leaves.
         """
         block = jnp.zeros((), jnp.int32)
         for level, uniform in zip((*reversed(self.sums), self.leaves), uniforms, strict=True):
             children = level[block]
             upto = jnp.cumsum(children)
             place = jnp.sum(upto <= uniform * upto[-1])
-            # Rounding may step past the last child that has mass; it never may leave it.
+            # Rounding can select a place after the last child with mass.
             last = _BRANCHING - 1 - jnp.argmax(children[::-1] > 0)
             block = block * _BRANCHING + jnp.minimum(place, last).astype(jnp.int32)
         return block
 
     def path(self, leaf: Index) -> "SumMinTree":
-        """The blocks from a leaf up to the root: all that a change of the leaf touches."""
+        """Return the blocks from a leaf to the root, which are the ones that `put` changes."""
         block = leaf // _BRANCHING
         bottom, sums, leasts = self.leaves[block], [], []
         for level_sums, level_leasts in zip(self.sums, self.leasts, strict=True):
@@ -86,7 +85,7 @@ class SumMinTree(eqx.Module):
         )
 
     def put(self, leaf: Index, value: Scalar, path: "SumMinTree") -> "SumMinTree":
-        """Change one leaf, given its path as it was: blocks are written, and none is read."""
+        """Set one leaf, given its current path; this only writes blocks (see `read_before_write`)."""
         block, place = leaf // _BRANCHING, leaf % _BRANCHING
         row = path.leaves[0].at[place].set(value)
         leaves = self.leaves.at[block].set(row)
@@ -113,7 +112,7 @@ def _least(leaves: Float[Array, "blocks children"]) -> Float[Array, " blocks"]:
 
 
 class Drawn(eqx.Module):
-    """A task as it was drawn: what the step must know of it, and what its score's update will."""
+    """A sampled task with its s_t, p_t and w_t, and its path in the tree."""
 
     task: Index
     score: Scalar
@@ -128,28 +127,37 @@ def _all_at_least_zero(values: Array) -> bool:
 
 
 class PriorityState(eqx.Module):
-    """Scores, and the trees over their powers s_t^alpha."""
+    """Scores, and the tree of their powers s_t^alpha."""
 
     scores: Float[Array, " tasks"]
     powers: SumMinTree
 
 
 class Priority(eqx.Module):
-    """The paper's prioritised task selection; alpha = 0 is uniform multi-task learning.
+    """The paper's prioritised task sampling; alpha = 0 is uniform multi-task learning.
 
-    Pure functions over a state made by `start`.
+    All methods are pure functions of a state that `start` creates.
 
     Parameters
     ----------
-    alpha
-        Degree of prioritisation, 0 (uniform) or more.
-    beta
-        Correction of the sampling bias: 1 corrects fully, 0 not at all; or a schedule, a function
-        of the step.
-    smoothing
-        Weight of the old score in an update.
-    initial
-        Every task's first score.
+    alpha : float or array
+        Degree of prioritisation, >= 0; 0 samples uniformly.
+    beta : float, array or callable
+        Exponent of the importance weights: 1 corrects the sampling bias fully, 0 not at all. A callable
+        is a schedule, a function of the step.
+    smoothing : float or array
+        Weight of the old score in an update, in [0, 1).
+    initial : float or array
+        Initial score of every task.
+
+    Examples
+    --------
+    >>> priority = Priority(smoothing=0.0)
+    >>> state, step = priority.start(2), jnp.array(0)
+    >>> drawn = priority.look(state, jnp.array(1), step)
+    >>> state = priority.update(state, drawn, jnp.array(9.0))
+    >>> priority.probabilities(state).tolist()
+    [0.25, 0.75]
     """
 
     alpha: Float[Array, "*runs"]
@@ -168,9 +176,9 @@ class Priority(eqx.Module):
         self.beta = beta if callable(beta) else jnp.asarray(beta, float)
         self.smoothing = jnp.asarray(smoothing, float)
         self.initial = jnp.asarray(initial, float)
-        # Checked in NumPy: JAX would compile a program for every comparison.
+        # NumPy, because JAX would compile a program for every comparison.
         if not _all_at_least_zero(self.alpha):
-            raise InputError(f"priority: alpha is {alpha}; it must be >= 0 (0 draws uniformly)")
+            raise InputError(f"priority: alpha is {alpha}; it must be >= 0 (0 samples uniformly)")
         if not callable(self.beta) and not _all_at_least_zero(self.beta):
             raise InputError(f"priority: beta is {beta}; it must be >= 0 (1 corrects fully)")
         if not _all_at_least_zero(self.smoothing) or np.asarray(self.smoothing).max() >= 1:
@@ -179,12 +187,12 @@ class Priority(eqx.Module):
             raise InputError(f"priority: the initial score is {initial}; it must be positive")
 
     def start(self, tasks: int) -> PriorityState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         scores = jnp.full((tasks,), jnp.maximum(self.initial, _LEAST_SCORE))
         return PriorityState(scores, SumMinTree.over(scores**self.alpha))
 
     def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
-        """The next task t ~ p, with its s_t, p_t and w_t."""
+        """Sample the next task t ~ p, with its s_t, p_t and w_t."""
 
         def read(step):
             uniforms = jax.random.uniform(key, (1 + len(state.powers.sums),))
@@ -193,7 +201,7 @@ class Priority(eqx.Module):
         return read_before_write(read, step)
 
     def look(self, state: PriorityState, task: Index, step: Index) -> Drawn:
-        """What `draw` tells of a task, for any task."""
+        """Return s_t, p_t and w_t of a given task, as `draw` does."""
         path = state.powers.path(task)
         power = path.leaves[0, task % _BRANCHING]
         beta = self.beta(step) if callable(self.beta) else self.beta
@@ -201,7 +209,7 @@ class Priority(eqx.Module):
         return Drawn(task, state.scores[task], power / state.powers.total, weight, path)
 
     def update(self, state: PriorityState, drawn: Drawn, value: Scalar) -> PriorityState:
-        """s_t <- smoothing s_t + (1 - smoothing) value, for the drawn task alone."""
+        """Update the score of the sampled task: s_t <- smoothing s_t + (1 - smoothing) value."""
         s = self.smoothing
         score = s * drawn.score + (1 - s) * jnp.maximum(value, _LEAST_SCORE)
         return PriorityState(
@@ -210,6 +218,6 @@ class Priority(eqx.Module):
         )
 
     def probabilities(self, state: PriorityState) -> Float[Array, " tasks"]:
-        """All probabilities, for looking at."""
+        """Return the probabilities of all tasks, in O(T)."""
         leaves = state.powers.leaves.reshape(-1)[: state.scores.shape[0]]
         return leaves / state.powers.total

@@ -1,8 +1,8 @@
-"""The interface of an allocation problem: the family of MDPs M_t, one for each task t.
+"""Interface of an allocation problem: the family of MDPs M_t, one for each task t.
 
-A problem is three pure functions of a task and a state: `reset` draws x_1, `observe` shows every
-entity its own x_{i,n}, `step` takes the allocation a_n to the reward R_t(x_n, a_n) and x_{n+1}.
-States should be compact (indices and allocations): they are what a task's memory keeps.
+A problem is three pure functions of a task and a state: `reset` samples x_1, `observe` returns the
+observation x_{i,n} of every entity, and `step` maps the allocation a_n to the reward R_t(x_n, a_n) and
+x_{n+1}. Memory stores states, so they should be compact (indices and allocations).
 """
 
 from abc import abstractmethod
@@ -26,36 +26,67 @@ State = PyTree[Array]
 
 
 class Observation(eqx.Module):
-    """What each entity shows a policy: a window of its own channels, the share it holds, and, where
-    the problem has them, what bounds its next share (see `Bounds`).
+    """What a policy observes of a task in one period.
+
+    Parameters
+    ----------
+    history : array of shape (entities, window, channels)
+        Recent history of each entity.
+    held : array of shape (entities,)
+        Share that each entity holds.
+    limits : array of shape (entities,), optional
+        Largest share that each entity can take in this period; 0 means that it is absent.
+    floors : array of shape (entities,), optional
+        Smallest share that each entity gets in this period.
+
+    Examples
+    --------
+    >>> limits = jnp.array([1.0, 0.0])
+    >>> observation = Observation(jnp.zeros((2, 5, 1)), jnp.full(2, 0.5), limits)
+    >>> observation.present(jnp.array([True, True])).tolist()
+    [True, False]
     """
 
     history: Float[Array, "*batch entities window channels"]
     held: Float[Array, "*batch entities"]
     limits: Float[Array, "*batch entities"] | None = None
-    """The most each entity can take now, as a share; 0 is absent."""
     floors: Float[Array, "*batch entities"] | None = None
-    """The least each entity gets now."""
 
     @property
     def bounds(self) -> Bounds | None:
-        """What the next allocation keeps to, if anything."""
+        """Bounds of the next allocation, or None without limits and floors."""
         unbounded = self.limits is None and self.floors is None
         return None if unbounded else Bounds(self.limits, self.floors)
 
     def present(self, mask: Bool[Array, " entities"]) -> Bool[Array, " entities"]:
-        """The real entities that can take anything now."""
+        """Return the entities that are no padding and have a positive limit."""
         return present(mask, self.bounds)
 
     def scored(self, mask: Bool[Array, " entities"]) -> Bool[Array, " entities"]:
-        """The entities a policy reads: those present, or all if none is, so that the result is finite."""
+        """Return the entities that a policy scores: those present, or all if none is, to avoid NaN."""
         here = self.present(mask)
         return mask if self.limits is None else jnp.where(here.any(), here, mask)
 
 
 class Step(eqx.Module):
-    """What follows an allocation. `terminated`: the task has ended by its own rules, nothing comes
-    after; `truncated`: the episode was cut here, and the state still has a value.
+    """Result of `Problem.step`.
+
+    Parameters
+    ----------
+    state : PyTree of arrays
+        The next state.
+    reward : array
+        Reward of the period.
+    terminated : array of bool
+        Whether the task has ended; the next state has no value.
+    truncated : array of bool
+        Whether the episode stops here although the task goes on; the next state still has a value.
+
+    Examples
+    --------
+    >>> step = Step(jnp.array(1), jnp.array(0.5), jnp.array(False), jnp.array(True))
+    >>> bool(step.terminated | step.truncated)
+    True
     """
 
     state: State
@@ -65,10 +96,26 @@ class Step(eqx.Module):
 
 
 class Problem(eqx.Module):
-    """A family of allocation tasks over one universe of entities.
+    """Abstract base class of problems: allocation tasks over subsets of one universe of entities.
 
-    Subclasses define `universe` (M), `horizon` (the most periods an episode lasts) and the three
-    methods. Everything must be traceable by JAX; direct policy gradient also differentiates `step`.
+    Subclasses define `universe` (M, the number of entities), `horizon` (the maximum number of periods in
+    an episode) and the three methods. All methods must be traceable by JAX; `Direct` and `DirectEpisodes`
+    also differentiate `step`.
+
+    Examples
+    --------
+    >>> class FixedReturns(Problem):
+    ...     returns: Float[Array, " universe"]
+    ...     universe: int = 3
+    ...     horizon: int = 10
+    ...     def reset(self, task, *, key):
+    ...         return jnp.zeros((), jnp.int32)
+    ...     def observe(self, task, state):
+    ...         return Observation(self.returns[task.members][:, None, None], jnp.zeros(task.width))
+    ...     def step(self, task, state, allocation, *, key):
+    ...         reward = allocation @ self.returns[task.members]
+    ...         return Step(state + 1, reward, jnp.array(False), state + 1 >= self.horizon)
+    >>> check_problem(FixedReturns(jnp.array([0.1, 0.2, 0.3])), Task.of([[0, 1], [1, 2]]))
     """
 
     universe: eqx.AbstractVar[int]
@@ -76,21 +123,64 @@ class Problem(eqx.Module):
 
     @abstractmethod
     def reset(self, task: Task, *, key: PRNGKeyArray) -> State:
-        """The first state of an episode of `task`."""
+        """Sample the first state of an episode.
+
+        Parameters
+        ----------
+        task : Task
+            The task.
+        key : PRNGKey
+            Random key.
+
+        Returns
+        -------
+        PyTree of arrays
+            The state.
+        """
 
     @abstractmethod
     def observe(self, task: Task, state: State) -> Observation:
-        """What the policy sees of each entity, entity by entity in the task's order."""
+        """Return what the policy observes of each entity, in the order of the task.
+
+        Parameters
+        ----------
+        task : Task
+            The task.
+        state : PyTree of arrays
+            The current state.
+
+        Returns
+        -------
+        Observation
+            History, held shares and bounds.
+        """
 
     @abstractmethod
     def step(
         self, task: Task, state: State, allocation: Float[Array, " entities"], *, key: PRNGKeyArray
     ) -> Step:
-        """Apportion one period's resource, collect the reward, move on."""
+        """Apply an allocation for one period.
+
+        Parameters
+        ----------
+        task : Task
+            The task.
+        state : PyTree of arrays
+            The current state.
+        allocation : array of shape (entities,)
+            Share of each entity.
+        key : PRNGKey
+            Random key.
+
+        Returns
+        -------
+        Step
+            Next state, reward, and whether the episode ends.
+        """
 
 
 def as_key(key: PRNGKeyArray | int) -> PRNGKeyArray:
-    """A random key; a whole number is taken for its seed.
+    """Return a random key; an integer is used as its seed.
 
     >>> bool(as_key(3) == jax.random.key(3))
     True
@@ -99,16 +189,19 @@ def as_key(key: PRNGKeyArray | int) -> PRNGKeyArray:
 
 
 Choice = Callable[[Observation, Bool[Array, " entities"]], Float[Array, " entities"]]
-"""Anything that turns an observation and a mask into an allocation; every policy is one."""
+"""Function of an observation and a mask that returns an allocation, such as a policy."""
 
 
 def equal_allocation(problem: Problem, task: Task, state: State) -> Float[Array, " entities"]:
-    """Equal shares within what the state allows; where nothing bounds them, the state is not read."""
+    """Return equal shares within the bounds of a state."""
     return equal_within(task.mask, problem.observe(task, state).bounds)
 
 
 class Trajectory(eqx.Module):
-    """One episode, or a stack of them: period n's state, allocation, reward, and whether it was lived."""
+    """State, allocation and reward of each period of an episode, or of a stack of episodes.
+
+    `alive` is False in the periods after the end of an episode.
+    """
 
     states: State | None
     allocations: Float[Array, "*batch time entities"]
@@ -119,12 +212,12 @@ class Trajectory(eqx.Module):
 
     @property
     def mean_reward(self) -> Float[Array, "*batch"]:
-        """Mean reward over the periods before the episode's end."""
+        """Mean reward per period until the end of the episode."""
         return self.rewards.sum(-1) / jnp.maximum(self.alive.sum(-1), 1)
 
 
 def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) -> Trajectory:
-    """Follow `choose` on one task from its first state, in one scan over time."""
+    """Run one episode of a task with `choose`, in one scan over time."""
     reset_key, walk_key = jax.random.split(key)
     first = problem.reset(task, key=reset_key)
 
@@ -145,18 +238,43 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
 def evaluate(
     problem: Problem, choose: Choice, tasks: Task, *, key: PRNGKeyArray | int, episodes: int = 1
 ) -> Trajectory:
-    """Roll `choose` out on every task, `episodes` times each: arrays (tasks, episodes, time, ...).
+    """Run a policy on every task and return its allocations and rewards.
 
-    The same key gives every policy the same episodes, so that comparisons are paired. States and limits,
-    which may be large, are left out.
+    The same key gives every policy the same episodes, so that comparisons are paired.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem.
+    choose : callable
+        A policy, or any function of (observation, mask) that returns an allocation.
+    tasks : Task
+        The tasks to evaluate on.
+    key : PRNGKey or int
+        Random key, or a seed.
+    episodes : int
+        Episodes per task.
+
+    Returns
+    -------
+    Trajectory
+        Allocations, rewards and `mean_reward`, with leading axes (tasks, episodes). States and limits
+        are omitted, because they can be large.
 
     Raises
     ------
     InputError
-        `choose` gives shares that are negative, not finite, above limits or of another sum.
+        If shares are negative, not finite, above their limits, or do not sum to the available total.
+
+    Examples
+    --------
+    >>> from apportion import EqualShares, draw_tasks
+    >>> from apportion.domains.probes import ShownBest
+    >>> evaluate(ShownBest(), EqualShares(), draw_tasks(12, 4, 3), key=0).mean_reward.tolist()
+    [[0.25], [0.25], [0.25]]
     """
     paths, unfit, bounds = _evaluate(problem, choose, tasks, as_key(key), episodes)
-    # A caller that compiles evaluations sees no numbers yet, and checks nothing.
+    # Inside a caller's jit there are no concrete values to check.
     for where in () if isinstance(unfit, Tracer) else np.argwhere(np.asarray(unfit) >= 0)[:1]:
         place = tuple(where.tolist())
         source = getattr(choose, "__name__", type(choose).__name__)
@@ -169,7 +287,7 @@ def evaluate(
 def _evaluate(
     problem: Problem, choose: Choice, tasks: Task, key: PRNGKeyArray, episodes: int
 ) -> tuple[Trajectory, Int[Array, "tasks episodes"], Bounds]:
-    """Paths, each one's first period with shares that do not fit, or -1, and the bounds of that period."""
+    """Return trajectories, the first period of each with invalid shares (or -1), and its bounds."""
     keys = jax.random.split(key, (len(tasks), episodes))
 
     def one(task, key):
@@ -184,23 +302,35 @@ def _evaluate(
 
 
 def check_problem(problem: Problem, tasks: Task) -> None:
-    """Walk one period of the first and the last task, and say what breaks the interface, if anything.
+    """Check that a problem implements its interface, by one period of the first and the last task.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem.
+    tasks : Task
+        A stack of tasks of its universe.
 
     Raises
     ------
     InputError
-        Names the method, what it returned and what it should return.
+        If shapes, types or values are wrong, or a method cannot be compiled. The message names the
+        method, what it returned and what it must return.
+
+    Examples
+    --------
+    >>> from apportion import draw_tasks
+    >>> from apportion.domains.probes import ShownBest
+    >>> check_problem(ShownBest(), draw_tasks(12, 4, 3))
     """
     name = type(problem).__name__
     horizon = problem.horizon
     if not isinstance(horizon, int) or horizon < 1:
-        raise InputError(
-            f"{name}.horizon is {horizon!r}; it must be a whole number of periods >= 1"
-        )
+        raise InputError(f"{name}.horizon is {horizon!r}; it must be an integer >= 1")
     if tasks.members.ndim != 2:
         raise InputError(
-            f"tasks: members have shape {tasks.members.shape}; give a stack, (tasks, entities), such as "
-            "tasks[:1] for the first task alone"
+            f"tasks: members have shape {tasks.members.shape}; pass a stack, (tasks, entities), such as "
+            "tasks[:1] for a single task"
         )
     highest = int(np.max(np.asarray(tasks.members)))
     if highest >= problem.universe:
@@ -247,7 +377,7 @@ def _check_period(problem: Problem, task: Task, name: str) -> None:
     before, after = (jax.tree.map(_signature, s) for s in (state, step.state))
     if jax.tree.structure(before) != jax.tree.structure(after) or before != after:
         raise InputError(
-            f"{name}.step: the next state is {after}, but {name}.reset gave {before}; "
+            f"{name}.step: the next state is {after}, but {name}.reset returned {before}; "
             "both must have the same structure, shapes and types"
         )
     for method, error in failures.items():
@@ -260,10 +390,10 @@ _equal_within = eqx.filter_jit(equal_within)
 def _compiled(
     failures: dict[str, Exception], method: Callable[..., Any], *arguments: Any, **named: Any
 ) -> Any:
-    """What a method returns, from one program: operation by operation takes much longer to start.
+    """Call a method under jit, which starts faster than one operation at a time.
 
-    A method that cannot be compiled is called as it is and its error kept: what is wrong with its values
-    is said first. In training all that a state holds is traced, so it is here, plain numbers too.
+    If it cannot be compiled, call it without jit and record the error, so that invalid values are reported
+    first. Arguments are converted to arrays, because training traces every leaf of a state.
     """
     try:
         return eqx.filter_jit(method)(*jax.tree.map(jnp.asarray, arguments), **named)
@@ -273,12 +403,12 @@ def _compiled(
 
 
 def _refuse_uncompiled(method: str, error: Exception) -> None:
-    """Refuse what works on numbers only: training compiles every method, and NumPy cannot be."""
+    """Raise for a method that cannot be compiled, since training compiles every method."""
     if not isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         raise error
     raise InputError(
         f"{method} cannot be compiled ({first_line(error)}); write it in jax.numpy without `if` on its "
-        "arrays, or wrap a simulator in plain Python with apportion.bridges.gymnasium.from_gymnasium"
+        "arrays, or wrap a Python simulator with apportion.bridges.gymnasium.from_gymnasium"
     ) from error
 
 
@@ -308,7 +438,7 @@ def _check_finite(tree: PyTree, method: str, what: str, task: Task) -> None:
             first = tuple(np.argwhere(~np.isfinite(leaf))[0].tolist())
             entities = task.entities
             raise InputError(
-                f"{method}: {what} {where} is {leaf[first]} at place {first} "
+                f"{method}: {what} {where} is {leaf[first]} at index {first} "
                 f"for the task of entities {entities}; it must be finite"
             )
 
@@ -320,7 +450,7 @@ def _fits(
     bounds: Bounds,
     tolerance: float,
 ) -> tuple[Float[Array, "*time"], Bool[Array, "*time"]]:
-    """What can be shared out, and whether allocations do so within their limits."""
+    """Return the available total, and whether allocations are valid within their limits."""
     most = jnp.ones_like(shares) if bounds.limits is None else jnp.minimum(bounds.limits, 1.0)
     limits = jnp.where(mask, most, 0.0)
     available = jnp.minimum(limits.sum(-1), 1.0)
@@ -334,7 +464,7 @@ def check_allocation(
     source: str,
     bounds: Bounds | None = None,
 ) -> None:
-    """Refuse an allocation that is not on the simplex over the task's real entities, or breaks bounds."""
+    """Raise if an allocation is not on the simplex over the task's entities, or exceeds a limit."""
     shares, real = np.asarray(allocation), np.asarray(mask)
     if shares.shape != real.shape:
         raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
@@ -347,12 +477,12 @@ def check_allocation(
             first = int(np.argmax(over))
             raise InputError(
                 f"{source}: entity {first} gets {shares[first]:.6g}, above its limit of "
-                f"{float(bounds.limits[first]):.6g}; apportion through a Head, or `within`"
+                f"{float(bounds.limits[first]):.6g}; compute shares with a Head or `within`"
             )
     available, fits = (x.item() for x in _fits(jnp.asarray(allocation), mask, bounds, 1e-5))
     if not fits or (shares[~real] != 0).any():
         raise InputError(
-            f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
+            f"{source}: allocation {np.round(shares, 6).tolist()} is not on the simplex "
             f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to "
             f"{available:g} and be 0 where the mask is False"
         )

@@ -1,9 +1,9 @@
 """The paper's recurrent network: h_k = tanh(x_k A + h_{k-1} B + b) over an entity's window.
 
-`Recurrence` computes it in (feature, row) layout, by what suits the platform a program is compiled for:
-kernels (`recurrence_gpu`) on a GPU, scans elsewhere. A row is one entity at one time. A `vmap` over times
-adds rows, and a `vmap` over runs, each with parameters of its own, adds runs: nested as they may be, what
-is compiled has one axis of each.
+`Recurrence` uses the layout (feature, row), where a row is one entity at one time. It runs custom kernels
+(`apportion.kernels.recurrence`) on a GPU and scans elsewhere. A `vmap` over times adds rows, and a `vmap`
+over runs with different parameters adds runs; however they are nested, the compiled program has one axis
+of runs and one of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 History = Float[Array, "entities window channels"]
 Features = Float[Array, "entities hidden"]
 
-# With one axis of runs and one of rows: the parameters A, B and b, what is read, and what is kept.
+# Parameters A, B and b, inputs and states, with one axis of runs and one of rows.
 _FromInput = Float[Array, "runs channels hidden"]
 _FromState = Float[Array, "runs hidden hidden"]
 Bias = Float[Array, "runs hidden"]
@@ -32,7 +32,7 @@ _HiddenState = Float[Array, "runs hidden rows"]
 
 
 class Recurrence(eqx.Module):
-    """A tanh recurrent cell read over the window, the same for every entity; the last state is kept."""
+    """Last state of a tanh recurrent cell over the window, shared by all entities."""
 
     from_input: Float[Array, "channels hidden"]
     from_state: Float[Array, "hidden hidden"]
@@ -60,15 +60,15 @@ def _read(from_input: Array, from_state: Array, bias: Array, history: Array) -> 
 
 
 def _product(a: Array, b: Array) -> Array:
-    """A product for each run, added up in single precision at least."""
+    """Matrix product for each run, accumulated in float32 or higher."""
     return jnp.matmul(a, b, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
 
 
 def _forward(
     from_input: _FromInput, from_state: _FromState, bias: Bias, inputs: Inputs, *, keep: bool
 ) -> tuple[States] | tuple[_HiddenState]:
-    """The states after every period, or the last one alone."""
-    # One product of [x; h] is faster than two of thin matrices.
+    """Return the states after every period, or the last one."""
+    # One product with [x; h] is faster than two products with thin matrices.
     both = jnp.concatenate([from_input, from_state], 1).swapaxes(1, 2)
 
     def period(h, x):
@@ -93,7 +93,7 @@ def _tangent(
     states: States,
     *tangents: Array,
 ) -> tuple[_HiddenState]:
-    """How the last state moves with parameters and inputs; its transpose, `_backward`, reads `states`."""
+    """Return the tangent of the last state; its transpose, `_backward`, needs `states`."""
     return jax.jvp(_last, (from_input, from_state, bias, inputs), tangents)[1]
 
 
@@ -106,10 +106,9 @@ def _backward(
     *,
     of_inputs: bool,
 ) -> tuple[Array, ...]:
-    """Gradients with respect to A, B and b, and the inputs too where `of_inputs` says so.
+    """Return the gradients with respect to A, B, b and, if `of_inputs`, the inputs.
 
-    They are added up on the way back: to keep every period's share and multiply later reads it all
-    once more.
+    They are accumulated during the reverse scan; storing one term per period would read them all again.
     """
     window, runs, channels, rows = inputs.shape
     hidden = from_state.shape[1]
@@ -119,11 +118,11 @@ def _backward(
     def period(carry, here):
         of_state, gradient = carry
         k, x, h = here
-        # Picked out here, because a shifted copy of all states would be written and read again.
+        # Indexing avoids a shifted copy of all states, which would be written and read again.
         before = jnp.where(k > 0, states[jnp.maximum(k - 1, 0)], 0)
         of_sum = (of_state * (1 - h * h)).astype(h.dtype)
         seen = jnp.concatenate([x, ones, before], 1)
-        # Summed over rows where they lie: a product with the transpose would write it first.
+        # einsum sums over rows in place; a product with the transpose would first write the transpose.
         gradient += jnp.einsum("rhn,rfn->rhf", of_sum, seen, preferred_element_type=exact)
         of_x = _product(from_input, of_sum).astype(x.dtype) if of_inputs else None
         return (_product(from_state, of_sum), gradient), of_x
@@ -136,7 +135,7 @@ def _backward(
     return of_parameters if of_x is None else (*of_parameters, of_x)
 
 
-# Where the axes of runs and of rows are; parameters have no rows.
+# Positions of the axes of runs and rows; parameters have no rows.
 _PARAMETER, _SERIES, _STATE = (0, None), (1, 3), (0, 2)
 _Layout = tuple[int, int | None]
 
@@ -149,9 +148,7 @@ def _batched(
     axes: Sequence[int | None],
     **options: bool,
 ) -> tuple[Sequence[Array], Sequence[int]]:
-    """The rule of `vmap`: what is mapped over becomes more rows, or more runs where parameters or
-    their gradients differ along it.
-    """
+    """Batching rule: the mapped axis becomes more rows, or more runs if parameters differ along it."""
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     differ = any(rows is None for _, rows in given) or any(
         axis is not None and rows is None for axis, (_, rows) in zip(axes, taken, strict=True)
@@ -177,7 +174,7 @@ def _batched(
 def _primitive(
     name: str, scan: Callable[..., Any], taken: Sequence[_Layout], given: Sequence[_Layout]
 ) -> Primitive:
-    """An operation of one axis of runs and one of rows, whose meaning is the scan's."""
+    """Define a primitive with the semantics of `scan`, on one axis of runs and one of rows."""
     primitive = Primitive(f"recurrence_{name}")
     primitive.multiple_results = True
 
@@ -221,10 +218,10 @@ ad.primitive_transposes[_tangent_p] = _transposed
 
 
 def _on_gpu(name: str, scan: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of that name for GPUs, or the scan where its sizes do not suit."""
+    """Return the GPU kernel of this name; it falls back to the scan for unsupported sizes."""
 
     def kernel(from_input: Array, from_state: Array, *others: Array, **options: bool) -> Any:
-        # Pallas takes long to import, and only a program for a GPU needs it.
+        # Imported here because Pallas is slow to import and only GPU programs need it.
         from apportion.kernels import recurrence as kernels
 
         chosen = getattr(kernels, name) if kernels.fits_kernel(from_input) else scan
@@ -233,7 +230,7 @@ def _on_gpu(name: str, scan: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-# The one place that chooses kernels over what the compiler makes of the scans.
+# The only place that chooses kernels over the compiled scans.
 for _name, _scan, _p in (
     ("last", _last, _last_p),
     ("states", _states, _states_p),

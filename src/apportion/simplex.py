@@ -1,7 +1,7 @@
-"""From logits to a point on the simplex: softmax, then the water level within every bound.
+"""Map logits to the simplex: a softmax, followed by water-filling within bounds.
 
-`Head` is the softmax of the paper. `Bounds` are what real problems add: the most and the least each
-entity can take now; what no entity can take stays unused.
+`Head` is the softmax of the paper with optional bounds. `Bounds` are the largest and the smallest share
+of each entity in a period; the part of the resource that no entity can take stays unused.
 """
 
 from typing import Any
@@ -19,42 +19,42 @@ Mask = Bool[Array, " entities"]
 Allocation = Float[Array, " entities"]
 Scalar = Float[Array, ""]
 
-# Beyond e^-30 of the leader a score says only "last"; the clip keeps the filling in float32's range.
+# Shares below e^-30 of the largest are clipped, which keeps the water-filling in the range of float32.
 _LOGIT_RANGE = 30.0
 _LEAST_SHARE = float(np.exp(-_LOGIT_RANGE))
 
 TOLERANCE = 1e-4
-"""How far float32 may carry a sum of shares from 1 inside the compiled loop."""
+"""Tolerated rounding error of a sum of float32 shares in the compiled loop."""
 
 
 class Bounds(eqx.Module):
-    """What an allocation keeps to in one period, beside the mask; each part may be missing.
+    """Upper and lower bounds of the shares in one period; both are optional.
 
-    Where they cannot all be met, limits come before floors: floors that do not fit are scaled down.
+    If they cannot all be met, limits take precedence and floors are scaled down.
     """
 
     limits: Float[Array, "*batch entities"] | None = None
-    """The most each entity can take, as a share; 0 is absent."""
+    """Largest share of each entity; 0 means that it is absent."""
     floors: Float[Array, "*batch entities"] | None = None
-    """The least each entity gets."""
+    """Smallest share of each entity."""
 
 
 def present(mask: Mask, bounds: Bounds | None) -> Mask:
-    """The real entities that can take anything now."""
+    """Return the entities that are no padding and have a positive limit."""
     if bounds is None or bounds.limits is None:
         return mask
     return mask & (bounds.limits > 0)
 
 
 def masked_softmax(logits: Logits, mask: Mask) -> Allocation:
-    """Softmax over the real entities; padding gets exactly 0."""
+    """Softmax over the entities in the mask; the others get exactly 0."""
     return jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), where=mask)
 
 
 def equal_shares(
     mask: Bool[Array, "*stack entities"], dtype: Any = float
 ) -> Float[Array, "*stack entities"]:
-    """The allocation that knows nothing: 1/m to each real entity.
+    """Return the share 1/m for each entity in the mask.
 
     >>> equal_shares(jnp.array([True, True, False])).tolist()
     [0.5, 0.5, 0.0]
@@ -64,7 +64,7 @@ def equal_shares(
 
 
 def equal_within(mask: Mask, bounds: Bounds | None, dtype: Any = float) -> Allocation:
-    """Equal shares as far as the bounds allow: what one cannot take goes to the others equally.
+    """Return equal shares within the bounds; the others share equally what one cannot take.
 
     >>> equal_within(jnp.ones(3, bool), Bounds(limits=jnp.array([0.2, 1.0, 0.0]))).tolist()
     [0.20000000298023224, 0.800000011920929, 0.0]
@@ -81,9 +81,9 @@ def on_simplex(
     total: float | Float[Array, "*stack"] = 1.0,
     tolerance: float = TOLERANCE,
 ) -> Bool[Array, "*stack"]:
-    """Whether shares are finite, >= 0, sum to `total` and are 0 where the mask is False, to rounding.
+    """Whether shares are finite, >= 0, sum to `total` and are 0 outside the mask, up to rounding.
 
-    The sum may be off by `tolerance`; a single share, which adds up no others' rounding, by a tenth.
+    The tolerance of the sum is `tolerance`; that of a single share is a tenth of it.
     """
     padding = 0.0 if mask is None else jnp.where(mask, 0.0, jnp.abs(shares)).sum(-1)
     fits = (jnp.abs(shares.sum(-1) - total) <= tolerance) & (shares >= -tolerance / 10).all(-1)
@@ -91,10 +91,10 @@ def on_simplex(
 
 
 def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
-    """The allocation in proportion to `shares` wherever no bound holds it; without bounds, `shares`.
+    """Water-filling: clip(tau * shares, floors, limits) with the tau that makes the sum 1.
 
-    It sums to 1, or to what all can take together where that is less. An entity of no share gets
-    something only after the others are full.
+    If the limits sum to less than 1, so does the allocation. An entity whose share is 0 gets something
+    only after the others have reached their limits. Without bounds, `shares` is returned.
 
     Examples
     --------
@@ -121,18 +121,19 @@ def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
 def _fill(
     shares: Allocation, lowest: Allocation | None, highest: Allocation, total: Scalar
 ) -> Allocation:
-    """clip(tau * shares, lowest, highest) with the tau that makes the sum `total`, found exactly.
+    """Return clip(tau * shares, lowest, highest) with the tau that makes the sum `total`, exactly.
 
-    The sum is piecewise linear and increasing in tau with a corner wherever an entity meets a
-    bound, so the right piece is found among the corners, m for either bound, and solved in closed
-    form. No `lowest` is 0, and has no corners.
+    The sum is increasing and piecewise linear in tau, with a corner where an entity reaches a bound
+    (at most m corners per bound). `start` is the last corner whose sum is at most `total`. On the piece
+    after it, entities at a bound are fixed and the others are proportional to `shares`, so that tau is
+    (total - fixed) / mass. Only this last division is differentiated.
     """
     safe = jnp.where(shares > 0, shares, 1.0)
     leaves = jnp.where(shares > 0, highest / safe, jnp.inf)
     known = jax.lax.stop_gradient((shares, highest, leaves, total))
     free, least = jnp.array(True), 0.0
     if lowest is None:
-        # Pairs of all entities are one kernel on a GPU, and most of the work elsewhere.
+        # All pairs of entities are one kernel on a GPU but dominate the cost on a CPU.
         start = jax.lax.platform_dependent(*known, cpu=_rise, default=_last_corner)
     else:
         enters, least = jnp.where(shares > 0, lowest / safe, jnp.inf), lowest
@@ -144,7 +145,7 @@ def _fill(
     fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, least)).sum()
     mass = jnp.where(free, shares, 0.0).sum()
     tau = jnp.where(mass > 0, (total - fixed) / jnp.where(mass > 0, mass, 1.0), start)
-    # Below its own piece only by rounding, where a small mass would let go of those at their bounds.
+    # tau < start is a rounding error; with a small mass it would move entities away from their bounds.
     tau = jnp.where(tau < start, start, tau)
     return jnp.clip(tau * shares, lowest, highest)
 
@@ -156,10 +157,10 @@ def _last_corner(
     total: Scalar,
     lowest: Allocation | None = None,
 ) -> Scalar:
-    """The last corner whose sum is no more than `total`, by the sums of all; 0 where none is."""
+    """Return the last corner whose sum is at most `total`, or 0; it computes the sums of all corners."""
     real = jnp.isfinite(corners)
     at = jnp.where(real, corners, 0.0)
-    # The barrier keeps what leads to the shares from being recomputed for every pair.
+    # Without the barrier, XLA recomputes the shares for every pair.
     at, shares, lowest, highest = jax.lax.optimization_barrier((at, shares, lowest, highest))
     low = None if lowest is None else lowest[:, None]
     reach = jnp.clip(at[None, :] * shares[:, None], low, highest[:, None]).sum(0)
@@ -167,10 +168,12 @@ def _last_corner(
 
 
 def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Scalar) -> Scalar:
-    """The same without floors, in few rounds: an entity that the level fills is full at every higher one,
-    so it rises to where the others alone would take the rest, until no other is full. What is left
-    times the shares not yet full falls fourfold in a round (Newton's method on a convex sum): with
-    shares over e^-30 float32 tells at most 34 + log2(m) / 2 rounds apart, and m where that is less.
+    """Return the last corner as `_last_corner` does, without floors, by Newton's method on tau.
+
+    An entity that is at its limit stays there for every larger tau. Each iteration sets tau so that the
+    other entities take the rest, until no further entity reaches its limit. The product of the rest and
+    the mass of the free entities falls by a factor of 4 per iteration; with shares above e^-30 in float32
+    this takes at most min(m, 34 + log2(m) / 2) iterations.
     """
 
     def level(full: Mask) -> Scalar:
@@ -184,18 +187,27 @@ def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Sc
 
     none_full = jnp.zeros_like(shares, bool)
     tau, _ = jax.lax.while_loop(lambda carry: carry[1], again, (level(none_full), jnp.array(True)))
-    # Where all are full the level is above every corner, whatever the last one rounded to.
+    # If all entities are at their limits, tau is above every corner, whatever its rounding error.
     tau = jnp.where(total >= highest.sum(), jnp.inf, tau)
     return jnp.max(jnp.where(jnp.isfinite(leaves) & (leaves <= tau), leaves, 0.0), initial=0.0)
 
 
 class Head(eqx.Module):
-    """Logits to shares: softmax, then at least `floor` and at most `cap` for each entity.
+    """Map from logits to shares: a softmax, with at least `floor` and at most `cap` for each entity.
 
-    With bounds, shares are proportional to the softmax wherever no bound holds them. With `cash`,
-    the first entity of every task is cash: it is free of floor and cap and takes what no other can.
-    Where a task is too small for its bounds (floor > 1/m or cap < 1/m without cash), the bound gives
-    way to 1/m. What a period itself allows (`Bounds`) comes first, and never gives way.
+    Shares that are at no bound are proportional to the softmax. If a task is too small for the bounds
+    (floor > 1/m, or cap < 1/m without cash), 1/m replaces the bound. The bounds of a period (`Bounds`)
+    take precedence and are always kept.
+
+    Parameters
+    ----------
+    floor : float
+        Smallest share of each entity.
+    cap : float
+        Largest share of each entity.
+    cash : bool
+        Whether the first entity of every task is cash, which has no floor or cap and takes what the
+        others cannot.
 
     Examples
     --------
@@ -221,14 +233,14 @@ class Head(eqx.Module):
             return masked_softmax(logits, mask)
         bounds = self.bounds(mask, bounds, logits.dtype)
         here = present(mask, bounds)
-        # If no entity is present all shares are 0 whatever the softmax, but it must stay finite.
+        # If no entity is present, all shares are 0; the softmax only has to be finite.
         scored = here | ~here.any()
         top = jnp.max(jnp.where(scored, logits, -jnp.inf))
         shares = masked_softmax(jnp.maximum(logits, top - _LOGIT_RANGE), scored)
         return within(shares, mask, bounds)
 
     def bounds(self, mask: Mask, period: Bounds | None, dtype: Any = float) -> Bounds:
-        """The head's own bounds and the period's as one."""
+        """Combine the bounds of the head with those of a period."""
         period = Bounds() if period is None else period
         here = present(mask, period)
         bounded = here.at[0].set(False) if self.cash else here

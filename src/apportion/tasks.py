@@ -1,8 +1,8 @@
 """Tasks: subsets U_t of a universe U of M entities (Corollary 2 counts them, C(M, m)).
 
-A `Task` is an index array into the universe; many tasks are one stack. Tasks of different sizes are
-padded to the widest; `mask` marks the real entities and padding repeats the task's first entity, so that
-every index stays valid inside compiled code.
+A `Task` is an index array into the universe; several tasks are one stack. Tasks of different sizes are
+padded to the widest: `mask` is False for padding, which repeats the first entity of the task, so that
+every index is valid in compiled code.
 """
 
 import math
@@ -21,10 +21,22 @@ from apportion.trees import take
 
 
 class Task(eqx.Module):
-    """A task, or a stack of tasks along leading axes: who takes part, and which places are only padding.
+    """A subset of the universe, or a stack of subsets along leading axes.
 
-    `tasks[t]` is one of a stack, `tasks[:5]` are the first five, and `vmap` takes a stack apart. Where
-    each of several runs has tasks of its own, the runs are the first axis (`apportion.trees.stack`).
+    Index a stack as an array (`tasks[t]`, `tasks[:5]`), or map over it with `vmap`. If each of several
+    runs has its own tasks, runs are the first axis (`apportion.trees.stack`).
+
+    Parameters
+    ----------
+    members : array of int
+        Indices of the entities in the universe, with shape (..., entities).
+    mask : array of bool
+        False for padding, with the same shape.
+
+    Raises
+    ------
+    InputError
+        If an index is negative or occurs twice in a task.
 
     Examples
     --------
@@ -42,21 +54,36 @@ class Task(eqx.Module):
         if isinstance(self.members, Tracer) or isinstance(self.mask, Tracer):
             return
         mask = np.asarray(self.mask)
-        # Places of padding get negative numbers of their own, which are never equal.
+        # Padding gets distinct negative numbers, so that it never counts as a duplicate.
         members = np.where(mask, np.asarray(self.members), -1 - np.arange(self.width))
         if (members[mask] < 0).any():
-            raise InputError(f"tasks: a task names entity {members[mask].min()}; indices are >= 0")
+            raise InputError(
+                f"tasks: a task has entity {members[mask].min()}; indices must be >= 0"
+            )
         ordered = np.sort(members, -1)
         twice = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
         if len(twice):
-            raise InputError(f"tasks: a task names entity {twice[0]} twice; drop one of them")
+            raise InputError(f"tasks: a task has entity {twice[0]} twice; remove one of them")
 
     @classmethod
     def of(cls, subsets: Iterable[Sequence[int]], *, width: int | None = None) -> "Task":
-        """A stack of tasks from lists of entity indices, padded to `width` or to the longest list."""
+        """Create a stack of tasks from lists of entity indices.
+
+        Parameters
+        ----------
+        subsets : iterable of sequences of int
+            Entities of each task.
+        width : int, optional
+            Entities per task including padding; by default the size of the largest task.
+
+        Returns
+        -------
+        Task
+            A stack with one task per list.
+        """
         lists = [[int(i) for i in subset] for subset in subsets]
         if not lists:
-            raise InputError("tasks: none were given; at least one task is needed")
+            raise InputError("tasks: got none; pass at least one task")
         seen: dict[frozenset[int], int] = {}
         for number, subset in enumerate(lists):
             if not subset:
@@ -64,7 +91,7 @@ class Task(eqx.Module):
             other = seen.setdefault(frozenset(subset), number)
             if other != number:
                 raise InputError(
-                    f"tasks: tasks {other} and {number} are the same subset; drop one of them"
+                    f"tasks: tasks {other} and {number} are the same subset; remove one of them"
                 )
         widest = max(map(len, lists))
         width = widest if width is None else width
@@ -85,25 +112,25 @@ class Task(eqx.Module):
 
     @property
     def count(self) -> int:
-        """Tasks in the stack, of each run where runs have their own."""
+        """Number of tasks in the stack, per run if runs have their own."""
         return self.members.shape[-2]
 
     @property
     def width(self) -> int:
-        """Places in a task, padding included (m for tasks of one size)."""
+        """Number of entities per task including padding (m for tasks of one size)."""
         return self.members.shape[-1]
 
     @property
     def entities(self) -> list[int]:
-        """The real entities, as indices into the universe."""
+        """Indices of the entities without padding."""
         return np.asarray(self.members)[np.asarray(self.mask)].tolist()
 
     def names(self, universe: Sequence[str]) -> list[str]:
-        """Names of the task's entities."""
+        """Return the names of the entities, given the names of the universe."""
         return [universe[i] for i in self.entities]
 
     def with_entity(self, index: int) -> "Task":
-        """Put one more entity, such as cash, in front of every task."""
+        """Insert an entity, such as cash, at the front of every task."""
         front = jnp.full((*self.members.shape[:-1], 1), index, self.members.dtype)
         there = jnp.ones_like(front, dtype=bool)
         return Task(
@@ -111,16 +138,16 @@ class Task(eqx.Module):
         )
 
     def joined(self, others: "Task") -> "Task":
-        """These tasks, then others of the same width."""
+        """Concatenate with other tasks of the same width."""
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -2), self, others)
 
     def first(self, count: int) -> "Task":
-        """The first tasks of the stack, or of each run's."""
+        """Return the first `count` tasks of the stack, or of each run's stack."""
         return self[..., :count, :]
 
     @property
     def flat(self) -> "Task":
-        """All runs' tasks, one run after the other."""
+        """Tasks of all runs as one stack."""
         return jax.tree.map(lambda leaf: leaf.reshape(-1, self.width), self)
 
 
@@ -135,12 +162,12 @@ def _padded(lists: Sequence[Sequence[int]], width: int) -> Task:
 
 
 def single_tasks(tasks: Task) -> Task:
-    """A run for each task, with that task alone: single-task learning of all of them at once."""
+    """Give each task a run of its own, for single-task learning of all tasks at once."""
     return tasks[:, None]
 
 
 def count_tasks(universe: int, size: int) -> int:
-    """Number of tasks of `size` entities in a universe: C(M, m), exactly (Corollary 2).
+    """Return the number of tasks of `size` entities in a universe, C(M, m) (Corollary 2).
 
     >>> count_tasks(50, 10)
     10272278170
@@ -155,18 +182,28 @@ def draw_tasks(
     *,
     seed: int = 0,
 ) -> Task:
-    """Draw `count` distinct subsets, uniformly and exactly, however many there are.
+    """Sample distinct tasks, each a subset of the universe, uniformly.
 
     Parameters
     ----------
-    universe
-        Number of entities M, or the indices to draw from.
-    size
-        Entities in a task; several sizes share the tasks out evenly among them.
-    count
+    universe : int or sequence of int
+        Number of entities M, or the entities to choose from.
+    size : int or sequence of int
+        Entities per task. With several sizes, tasks are divided evenly between them.
+    count : int
         Number of tasks T.
-    seed
-        The same seed gives the same tasks.
+    seed : int
+        Random seed; the same seed gives the same tasks.
+
+    Returns
+    -------
+    Task
+        A stack of `count` tasks.
+
+    Raises
+    ------
+    InputError
+        If the universe has fewer than `count` subsets of that size.
 
     Examples
     --------
@@ -176,9 +213,9 @@ def draw_tasks(
     entities = np.arange(universe) if isinstance(universe, int) else np.asarray(universe)
     sizes = [size] if isinstance(size, int) else list(size)
     if len(np.unique(entities)) < len(entities):
-        raise InputError("tasks: the universe names an entity twice")
+        raise InputError("tasks: the universe has an entity twice; remove one of them")
     if count < 1:
-        raise InputError(f"tasks: {count} were asked for; at least one is needed")
+        raise InputError(f"tasks: count is {count}; it must be >= 1")
     rng = random.Random(seed)
     subsets: list[list[int]] = []
     for position, m in enumerate(sizes):
@@ -191,7 +228,7 @@ def draw_tasks(
             )
         if share > available:
             raise InputError(
-                f"tasks: {share} distinct tasks of size {m} were asked for, but "
+                f"tasks: cannot draw {share} distinct tasks of size {m}: "
                 f"{len(entities)} entities have only {available}"
             )
         ranks = _distinct_ranks(available, share, rng)
@@ -201,7 +238,7 @@ def draw_tasks(
 
 
 def _distinct_ranks(available: int, count: int, rng: random.Random) -> list[int]:
-    """Floyd's method: a uniform `count`-subset of range(available) in `count` draws, no rejection."""
+    """Sample `count` distinct integers below `available` without rejection, by Floyd's algorithm."""
     chosen: set[int] = set()
     for top in range(available - count, available):
         rank = rng.randrange(top + 1)
@@ -210,15 +247,15 @@ def _distinct_ranks(available: int, count: int, rng: random.Random) -> list[int]
 
 
 def _unrank(ranks: list[int], universe: int, size: int) -> np.ndarray:
-    """The subsets at these places of the lexicographic order, all at once."""
+    """Return the subsets with the given ranks in lexicographic order."""
     whole = count_tasks(universe, size)
-    # Python integers carry the arithmetic where 63 bits would not.
+    # Python integers if 63 bits are not enough.
     kind = np.int64 if whole < 2**63 else object
     rest = np.array(ranks, dtype=kind)
     needed = np.full(len(ranks), size)
     subsets = np.zeros((len(ranks), size), np.int64)
     for entity in range(universe):
-        # Subsets that contain `entity` come first among those still possible.
+        # Among the remaining subsets, those that contain `entity` come first.
         with_it = np.array(
             [math.comb(universe - entity - 1, k - 1) if k else 0 for k in range(size + 1)],
             dtype=kind,
@@ -232,8 +269,24 @@ def _unrank(ranks: list[int], universe: int, size: int) -> np.ndarray:
 
 
 def split_entities(universe: int, held_out: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Split a universe into entities to train on and entities never seen in training.
+    """Split a universe at random into entities for training and held-out entities.
 
+    Parameters
+    ----------
+    universe : int
+        Number of entities.
+    held_out : int
+        Number of entities to hold out.
+    seed : int
+        Random seed.
+
+    Returns
+    -------
+    seen, unseen : array of int
+        Sorted indices of the training entities and of the held-out entities.
+
+    Examples
+    --------
     >>> seen, unseen = split_entities(68, 18)
     >>> len(seen), len(unseen)
     (50, 18)

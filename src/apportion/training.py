@@ -1,6 +1,6 @@
-"""`train`: run Algorithm 1 on a problem, tasks, a policy and a learner, and return a `TrainingResult`.
+"""`train` runs Algorithm 1 on a problem, tasks, a policy and a learner.
 
-Settings are checked first. The compiled loop then runs in chunks; evaluation, progress, checkpoints and
+It first checks its arguments, then runs the compiled loop in chunks. Evaluation, progress, checkpoints and
 stopping happen at the end of each chunk.
 """
 
@@ -40,14 +40,14 @@ _log = logging.getLogger("apportion")
 
 @dataclass(frozen=True)
 class Chunk:
-    """The state of a run at a chunk's end, as `on_chunk` receives it."""
+    """State of a run at the end of a chunk, as `on_chunk` receives it."""
 
     algorithm: Algorithm
     state: RunState
     step: int
     steps: int
     metrics: pd.DataFrame
-    """The rows of this chunk; rewards in them are of the tasks that happened to be drawn."""
+    """Metrics of this chunk; their rewards are those of the tasks sampled in it."""
     measured: float | None = None
     """Mean reward per period on fixed tasks, by `evaluate`; None if nothing is measured."""
 
@@ -59,23 +59,53 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The trained policy, the metrics, and the state to continue from."""
+    """Result of `train`.
+
+    Parameters
+    ----------
+    policy : Policy
+        The trained policy, stacked if there are several runs.
+    metrics : DataFrame
+        One row per recorded step (and run).
+    state : RunState
+        The final state; pass it to `train` as `resume_from` to continue.
+    algorithm : Algorithm
+        The resolved configuration.
+    progress : DataFrame
+        Mean reward per period of each measured task, as `evaluate` computes it: column `equal` for equal
+        shares, then one column per measured step. Empty if nothing is measured.
+
+    Examples
+    --------
+    >>> from apportion import Direct, Recurrent, draw_tasks
+    >>> from apportion.domains.probes import ShownBest
+    >>> key = jax.random.key(0)
+    >>> result = train(
+    ...     ShownBest(), draw_tasks(12, 4, 8), Recurrent(channels=1, hidden=8, key=key),
+    ...     Direct(16, 1e-2), steps=200, key=key)
+    >>> len(result.metrics), result.probabilities.shape
+    (200, (8,))
+    """
 
     policy: Policy
     metrics: pd.DataFrame
     state: RunState = field(repr=False)
     algorithm: Algorithm = field(repr=False)
     progress: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Mean reward a period of each measured task, as `evaluate` has it: `equal` under equal shares, then a
-    column for the step before training, at every chunk's end, and after. Empty where none is measured."""
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Probability of each task to be drawn next (runs by tasks if there are several runs)."""
+        """Sampling probability of each task (runs by tasks if there are several runs)."""
         return np.asarray(self.algorithm.probabilities(self.state))
 
     def summary(self) -> str:
-        """Rewards on fixed tasks before and after training, and the metrics of its first and last tenth."""
+        """Return rewards on fixed tasks during training, and metrics of its first and last tenth.
+
+        Returns
+        -------
+        str
+            Several lines of text.
+        """
         tasks = self.algorithm.tasks.count
         steps = int(np.max(np.asarray(self.state.step)))
         lines = [f"{steps} steps over {tasks} tasks"]
@@ -96,41 +126,53 @@ class TrainingResult:
         equal, *walked = self.progress.columns
         before, after = walked[0], walked[-1]
         means = self.progress.mean()
-        # Six of the steps at most, the first and the last among them.
+        # At most six steps, including the first and the last.
         shown = np.unique(np.linspace(0, len(walked) - 1, 6).round().astype(int))
         lines = [
-            f"mean reward a period on {len(self.progress)} of the tasks, as `evaluate` measures it:",
+            f"mean reward per period on {len(self.progress)} of the tasks, as `evaluate` measures it:",
             f"  equal shares {means[equal]: .4g}",
             *(f"  step {walked[k]:<8}{means[walked[k]]: .4g}" for k in shown),
         ]
         if len(self.progress) > 1 and after != before:
             gain = compare(*(self.progress[step].to_numpy() for step in (after, before)))
-            lines.append(f"  gained       {gain}")
+            lines.append(f"  gain         {gain}")
         return lines
 
 
 OnChunk = Callable[[Chunk], bool | None]
-"""Called at every chunk's end; returning True stops the run there."""
+"""Callback at the end of every chunk; it stops the run by returning True."""
 
 Resume = Callable[[RunState], RunState]
-"""Takes a run's first state, which has the structure, and returns the state to continue from."""
+"""Function that maps the initial state of a run to the state to continue from."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunk length, metrics interval and callback."""
+    """Chunk length, metrics interval and callback.
+
+    Parameters
+    ----------
+    length : int
+        Steps per chunk, which runs as one compiled program.
+    record_every : int
+        Steps between two rows of the metrics; it must divide the steps of the run.
+    on_chunk : callable, optional
+        Called with a `Chunk` at the end of every chunk; the run stops if it returns True.
+
+    Examples
+    --------
+    >>> Chunks(length=500).fitted(1200)
+    400
+    """
 
     length: int = 500
-    """Steps compiled as one program and run without coming back to Python."""
     record_every: int = 1
-    """Steps between two rows of the metrics; it divides the steps of the run."""
     on_chunk: OnChunk | None = None
-    """Called at every chunk's end with a `Chunk`; returning True stops the run."""
 
     def fitted(self, steps: int) -> int:
-        """The length of the chunks of a run: all of one length where possible, to compile once."""
+        """Return the chunk length of a run; chunks of equal length compile once."""
         if steps < 1 or self.length < 1 or self.record_every < 1:
-            raise InputError("steps, chunk length and record_every count steps; they must be >= 1")
+            raise InputError("steps, chunk length and record_every must be >= 1")
         if steps % self.record_every:
             raise InputError(f"record_every {self.record_every} must divide steps {steps}")
         even = -(-steps // -(-steps // self.length))
@@ -156,43 +198,53 @@ def train(
 ) -> TrainingResult:
     r"""Train one policy over all tasks by Algorithm 1, or several independent policies at once.
 
-    Stacked keys mean several runs, compiled as one `vmap`: seeds, methods, or every single-task learner.
+    Stacked keys give several runs in one `vmap`: seeds, methods, or one single-task learner per task.
 
     Parameters
     ----------
-    problem
-        What to learn.
-    tasks
-        The subsets to learn on. Several runs may each have their own, stacked along a leading axis.
-    policy
-        The network to train; for several runs one for each, stacked along a leading axis
-        (`eqx.filter_vmap` over keys makes such a stack).
-    learner
-        How a batch improves the policy. Its leaves with a leading axis differ by run.
-    steps
-        Steps of Algorithm 1, counted from the beginning of the run.
-    priority
-        How tasks are drawn: the paper's `Priority()` by default; `Priority(alpha=0)` is uniform
-        multi-task learning. Its leaves with a leading axis differ by run.
-    scorer
-        The difficulty of a task, from its batch.
-    explore
-        Noise of the periods acted after an update; by default none.
-    replay
-        How each task's memory is filled and read.
-    chunks
+    problem : Problem
+        The problem to learn.
+    tasks : Task
+        The tasks to train on. For several runs, optionally stacked along a leading axis.
+    policy : Policy
+        The policy to train. For several runs, one per run, stacked along a leading axis
+        (`eqx.filter_vmap` over keys).
+    learner : Learner
+        The update rule, such as `Direct` or `PPO`. Leaves with a leading axis differ by run.
+    steps : int
+        Steps of Algorithm 1, counted from the start of the run.
+    priority : Priority, optional
+        Task sampling; by default the paper's `Priority()`. `Priority(alpha=0)` is uniform multi-task
+        learning. Leaves with a leading axis differ by run.
+    scorer : callable
+        Difficulty of a task, computed from its batch (`apportion.scorers`).
+    explore : GaussianLogits, optional
+        Noise on the actions after an update; by default none.
+    replay : Replay, optional
+        How each task's memory is filled and sampled.
+    chunks : Chunks, optional
         Chunk length, metrics interval and callback.
-    measure
-        Number of tasks, the first ones, on which the policy is evaluated before training, at every
-        chunk's end and after it, always on the same episodes. 0, and several runs, measure nothing.
-    resume_from
-        A state of the same run to continue from (`TrainingResult.state`), or the path of a file that
-        `save_state` wrote. The state of a run with another problem, learner, key or set of tasks is
-        refused.
-    problem_axes
-        Which leaves of the problem differ by run, as for `eqx.filter_vmap`; for several runs only.
-    key
-        A key or a seed; the same one gives the same run, bit for bit. Stacked keys give a run each.
+    measure : int
+        Evaluate the policy on the first `measure` tasks before training and at the end of every chunk,
+        always on the same episodes. 0 evaluates nothing, and neither do several runs.
+    resume_from : RunState, path or callable, optional
+        State of the same run to continue from (`TrainingResult.state`), or a file that `save_state`
+        wrote.
+    problem_axes : PyTree, optional
+        Leaves of the problem that differ by run, as `in_axes` of `eqx.filter_vmap`.
+    key : PRNGKey or int
+        Random key or seed; the same key gives a bitwise identical run. Stacked keys give one run each.
+
+    Returns
+    -------
+    TrainingResult
+        The trained policy, the metrics and the state to resume from.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid, if `resume_from` belongs to a different run, or if a loss, allocation
+        or score becomes invalid during training.
 
     Notes
     -----
@@ -200,19 +252,20 @@ def train(
     `logging.basicConfig(level=logging.INFO)` shows them.
 
     Priorities and scorer are the paper's by default. Memory is not, because the paper's covers only the
-    first periods of an episode until a task is drawn often:
+    first periods of an episode until a task has been sampled many times:
 
     ============================  ============================  ====================================
     setting                       default                       paper
     ============================  ============================  ====================================
     memory before the first step  an episode of equal shares    empty
     start of a batch              uniform                       geometric, favouring recent periods
-    periods acted, n_e            half a batch                  not given; `Replay.paper()` takes 10
-    at the end of an episode      acting goes on in the next    acting stops
+    periods acted, n_e            half a batch                  not given; `Replay.paper()` uses 10
+    at the end of an episode      acting continues in the next  acting stops
     exploration noise             none                          some, not specified
     ============================  ============================  ====================================
 
-    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs the algorithm as printed.
+    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs it with
+    the memory that the algorithm prints; n_e and the noise are our choice.
 
     Examples
     --------
@@ -224,7 +277,7 @@ def train(
     ...     Direct(16, 1e-2), steps=200, key=key)
     >>> print("\n".join(result.summary().splitlines()[:5]))  # doctest: +ELLIPSIS
     200 steps over 8 tasks (8 drawn)
-    mean reward a period on 8 of the tasks, as `evaluate` measures it:
+    mean reward per period on 8 of the tasks, as `evaluate` measures it:
       equal shares  0.25
       step 0        0.25...
       step 200      0.98...
@@ -233,11 +286,11 @@ def train(
     for kind, part in given.items():
         if not isinstance(part, kind):
             ours, theirs = kind.__name__, type(part).__name__
-            raise InputError(f"train takes a {ours}, and was given a {theirs}, {part!r:.40}")
+            raise InputError(f"train expects a {ours} but got a {theirs}, {part!r:.40}")
     key = as_key(key)
     several = jax.random.key_data(key).ndim > 1
     if problem_axes is not None and not several:
-        raise InputError("problem_axes is for several runs; give a key for each, stacked")
+        raise InputError("problem_axes needs several runs; pass stacked keys, one for each run")
     own_tasks = several and tasks.members.ndim > 2
     first_policy = _first_of(policy, len(key)) if several else policy
     first_problem = _first_problem(problem, problem_axes)
@@ -266,7 +319,7 @@ def train(
         return _run(algorithm, resume_from, first, forward, steps, chunks, key)
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
-        # Keys of steps are made with their numbers, and no run gets as far as this one.
+        # Step keys are folded with the step number; no run reaches this number.
         paths = evaluate(problem, policy, fixed, key=jax.random.fold_in(key, 2**32 - 2))
         return np.asarray(paths.mean_reward[:, 0])
 
@@ -277,11 +330,11 @@ def train(
 
 
 def _first_of(policies: Policy, runs: int) -> Policy:
-    """The first run's policy, out of one for each run."""
+    """Return the policy of the first run."""
     leaves = jax.tree.leaves(eqx.filter(policies, eqx.is_array))
     if any(leaf.shape[:1] != (runs,) for leaf in leaves):
         raise InputError(
-            f"policy: there are {runs} keys; give a policy for each, stacked along a leading axis, "
+            f"policy: there are {runs} keys; pass one policy per key, stacked along a leading axis, "
             "such as eqx.filter_vmap(network)(keys)"
         )
     return take(policies, 0)
@@ -297,7 +350,7 @@ def _first_problem(problem: Problem, axes: PyTree) -> Problem:
 
 
 def _axes_of_runs(algorithm: Algorithm, problem_axes: PyTree, task_axis: int | None) -> PyTree:
-    """The leaves of an algorithm that differ by run, as `eqx.filter_vmap` takes them."""
+    """Return the `in_axes` of `eqx.filter_vmap` for the leaves of an algorithm that differ by run."""
 
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
@@ -343,7 +396,7 @@ def _run(
     key: Key[Array, "*runs"],
     measured: Callable[[Any], np.ndarray] | None = None,
 ) -> TrainingResult:
-    """Chunks of the compiled loop until `steps`, checking for faults between them."""
+    """Run chunks of the compiled loop until `steps` and check for faults after each."""
     chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
     own = algorithm.fingerprints(key)
@@ -363,13 +416,13 @@ def _run(
         case _:
             given = resume_from(first())
     _check_state(given, eqx.filter_eval_shape(first), own)
-    # The given state stays the caller's: chunks donate their own copy to the next.
+    # Chunks donate their state to the next chunk, so the caller's state is copied first.
     state: RunState = _copy(given)
     frames, progress = [], {}
     done = int(np.max(np.asarray(state.step)))
     if done > steps:
         raise InputError(
-            f"steps is {steps}, but resume_from has taken {done}; steps count from the start of the run"
+            f"steps is {steps}, but resume_from is at step {done}; steps count from the start of the run"
         )
     _warn_if_unseen(algorithm, steps)
     if measured is not None:
@@ -395,24 +448,24 @@ def _run(
 
 
 def _check_state(state: RunState, first: RunState, own: dict[str, int]) -> None:
-    """Refuse the state of another run."""
+    """Raise if a state belongs to a different run."""
     theirs = np.asarray(state.fingerprint).reshape(-1, len(own))[0]
     for part, found in zip(own, theirs, strict=True):
         if found != own[part]:
             raise InputError(
-                f"resume_from: this state was saved with another {part}; give the {part} that it was "
-                "saved with, or leave resume_from out to start again"
+                f"resume_from: this state was saved with a different {part}; pass the same {part}, or "
+                "omit resume_from to start over"
             )
     there, wanted = (jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in (state, first))
     if jax.tree.structure(there) != jax.tree.structure(wanted) or there != wanted:
         raise InputError(
-            "resume_from: the arrays of this state have other shapes than this run's; give the policy, the "
-            "replay and the number of runs that it was saved with, or leave resume_from out to start again"
+            "resume_from: the arrays of this state do not have the shapes of this run's; pass the same "
+            "policy, replay and number of runs, or omit resume_from to start over"
         )
 
 
 def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
-    """Rows of a chunk; with several runs, a column says whose."""
+    """Return the metrics of a chunk as a table, with a column `run` if there are several runs."""
     columns = {name: np.asarray(getattr(metrics, name)) for name in Metrics.__dataclass_fields__}
     *runs, length = columns["loss"].shape
     step = done + record_every * np.arange(1, length + 1)
@@ -422,42 +475,41 @@ def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFra
 
 
 def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
-    """Warn that nothing is being learnt if no update had a gradient."""
+    """Warn if the gradient was zero in all recorded updates."""
     if (metrics["gradient_norm"] == 0).all():
         problem, learner = type(algorithm.problem).__name__, type(algorithm.learner).__name__
         warnings.warn(
-            f"{learner}: the gradient was 0 in all of the first {len(metrics)} recorded updates, so "
-            f"nothing is being learnt; {problem}.step may round, count or compare allocations, which "
-            "has no slope: use PPO, which looks at rewards only, or make the step smooth",
+            f"{learner}: the gradient was 0 in all of the first {len(metrics)} recorded updates, so the "
+            f"policy does not learn; {problem}.step may round, count or compare allocations, which has "
+            "zero gradient: use PPO, which only needs rewards, or make the step differentiable",
             stacklevel=4,
         )
 
 
 def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
-    """Warn before training if batches will hold only the first periods of an episode."""
+    """Warn before training if memory will cover less than a quarter of an episode."""
     replay, count, horizon = algorithm.replay, algorithm.tasks.count, algorithm.problem.horizon
     if not algorithm.learner.periods:
         return
-    # A task that has lost its slot begins its memory again.
+    # The memory of an evicted task starts over.
     kept = min(replay.slots / count, 1.0)
     visits = steps / count if kept == 1 else min(steps / count, kept / (1 - kept))
     seen = max(replay.warm_up or 0, 1) + (replay.act_periods or 0) * visits
-    # Less than a quarter of an episode is little.
     if seen >= horizon / 4:
         return
     more = "Replay(warm_up=...) or act_periods" if kept == 1 else "Replay(slots=...)"
     warnings.warn(
-        f"{type(algorithm.learner).__name__}: after {steps} steps over {count} tasks a task's memory will "
-        f"have seen about {seen:.0f} of an episode's {horizon} periods, so little is learnt about the "
-        f"others; give a larger {more}, more steps, or DirectEpisodes, which walks whole episodes",
+        f"{type(algorithm.learner).__name__}: after {steps} steps over {count} tasks, the memory of a task "
+        f"will cover about {seen:.0f} of the {horizon} periods of an episode, and the policy learns little "
+        f"about the others; use a larger {more}, more steps, or DirectEpisodes",
         stacklevel=4,
     )
 
 
 def _check_policy(problem: Problem, tasks: Task, policy: Policy) -> None:
-    """One allocation of the untrained policy, before any work starts."""
+    """Check one allocation of the untrained policy before training."""
     task = tasks[0]
-    # The programs that `check_problem` compiled.
+    # `check_problem` has compiled these programs.
     state = eqx.filter_jit(problem.reset)(task, key=jax.random.key(0))
     observation = eqx.filter_jit(problem.observe)(task, state)
     try:

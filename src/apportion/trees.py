@@ -1,4 +1,4 @@
-"""Stacks of PyTrees (runs, policies, tasks) and their fingerprints. Not of the paper; used everywhere."""
+"""Stacks of PyTrees (runs, policies, tasks) and fingerprints of PyTrees."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ Tree = TypeVar("Tree")
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Stack trees of one structure along a leading axis; what is not an array comes from the first.
+    """Stack trees of one structure along a leading axis; other leaves are those of the first tree.
 
     >>> stack([{"x": jnp.zeros(2)}, {"x": jnp.ones(2)}])["x"].shape
     (2, 2)
@@ -27,7 +27,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
 def take(tree: Tree, index) -> Tree:
     """Index the leading axis of every array in a stack."""
     arrays, others = eqx.partition(tree, eqx.is_array)
-    # Slices cannot be arguments of a compiled program.
+    # Slices cannot be arguments of a jitted function.
     if isinstance(index, slice | tuple):
         return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), others)
     return eqx.combine(_one_of(arrays, index), others)
@@ -35,7 +35,7 @@ def take(tree: Tree, index) -> Tree:
 
 @jax.jit
 def _one_of(arrays: Tree, index) -> Tree:
-    """Index every array in one compiled program; separate indexing compiles one for each leaf.
+    """Index all arrays in one compiled program instead of one per leaf.
 
     >>> _one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
     [4, 5]
@@ -48,7 +48,7 @@ def _on_arrays(change: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def repeat(tree: Tree, times: int) -> Tree:
-    """Repeat each tree of a stack `times` times, one after the other."""
+    """Repeat each tree of a stack `times` times in a row."""
     return _on_arrays(lambda leaf: jnp.repeat(leaf, times, 0), tree)
 
 
@@ -63,9 +63,9 @@ def grouped(tree: Tree, size: int) -> Tree:
 
 
 def fingerprint(tree: Any) -> int:
-    """A 32-bit hash of all arrays, numbers, names and classes of a tree, the same in every process.
+    """Return a 32-bit hash of all arrays, numbers, names and classes of a tree, equal in every process.
 
-    Functions count by name.
+    Functions are hashed by name.
 
     >>> fingerprint({"x": jnp.zeros(2)}) == fingerprint({"x": np.zeros(2, "float32")})
     True

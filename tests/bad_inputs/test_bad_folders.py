@@ -19,7 +19,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
 
 @cases(
     ("backtest nowhere", "backtest nowhere", "nowhere: no such folder"),
-    ("backtest an empty folder", "backtest d", "holds no run", {"d/f": ""}),
+    ("backtest an empty folder", "backtest d", "contains no run", {"d/f": ""}),
     ("report on nothing", "report d", "neither a run nor a study", {"d/f": ""}),
     ("report, verdicts cut", "report d", "verdict.json: not valid JSON", {"d/verdict.json": "["}),
     ("report, no steps", "report d", "no rows yet", YOUNG | {"d/metrics.csv": "step,reward\n"}),
@@ -32,13 +32,13 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     *of("begun", ("backtest too early", "backtest run", ("not finished", "resume"))),
     *of(
         "unfinished",
-        ("resume, other data", "resume run", "the data is not what the run started with"),
+        ("resume, other data", "resume run", "the data has changed since the run started"),
         *(
             (f"resume, {content}", "resume run", words, {f"run/{file}": content})
             for file, content, words in (
                 ("settings.toml", "seed = 1", "there is no domain"),
-                ("environment.json", '{"data": 1e999}', "not valid JSON (1e999 is no number)"),
-                ("environment.json", "[]", "environment.json: does not say"),
+                ("environment.json", '{"data": 1e999}', "(1e999 is not a finite number)"),
+                ("environment.json", "[]", "environment.json: has no versions"),
             )
         ),
     ),
@@ -66,7 +66,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("no such scheduler", f"{JPL} --against lfl", "did you mean llf?"),
         ("one that looks ahead", f"{JPL} --against clairvoyant", ("'clairvoyant'", "choose equal")),
         ("of two sites", LLF, ("2 sites", "--site")),
-        ("a garage, federations", f"{LLF} --federations 3", "takes no --federations"),
+        ("a garage, federations", f"{LLF} --federations 3", "has no --federations"),
     ),
     *of(
         "portfolio",

@@ -13,8 +13,8 @@ from refusals import WIDE, assert_refused, cases, cell, finished, of
     ("study, scale", "study fig1 --out out --scale big", "choose quick, paper"),
     ("study, address", "study fig1 --out out --address a", "needs --on ray"),
     ("study, processes", "study fig1 --out out --processes 0", "processes is 0"),
-    ("study, drawn in processes", "study fig1 --out out --processes 2 --draw", "leave --draw out"),
-    ("study, on Ray in processes", "study fig1 --out out --processes 2 --on ray", "--on ray out"),
+    ("study, drawn in processes", "study fig1 --out out --processes 2 --draw", "omit --draw"),
+    ("study, on Ray in processes", "study fig1 --out out --processes 2 --on ray", "omit --on ray"),
     ("study, no prices", "study fig2 --out out --prices p.csv", "p.csv: no such file"),
     ("study, bad digits", "study fig6 --out out --images m.npz", "m.npz", {"m.npz": "x"}),
     ("study among others", "study fig1 --out d", "files, such as t.csv", {"d/t.csv": "mine"}),
@@ -22,12 +22,12 @@ from refusals import WIDE, assert_refused, cases, cell, finished, of
     ("demo, seed", "demo --seed=-1", "seed is -1"),
     ("demo, steps", "demo charging --steps 0", "steps is 0"),
     ("demo, no such domain", "demo budgit", "did you mean budget?"),
-    ("demo of a domain without", "demo budget", "has no demo run of its own"),
+    ("demo of a domain without", "demo budget", "has no demo run"),
     ("demo in a file", "demo --out f", "f: is a file", {"f": "mine"}),
-    ("demo among others", "demo --out d", "holds other files, such as f", {"d/f": "mine"}),
+    ("demo among others", "demo --out d", "contains other files, such as f", {"d/f": "mine"}),
     ("check, what", "check --price p.csv", "did you mean --prices?"),
     ("no such command", "chekc", ("choose demo, train, resume", "did you mean check?")),
-    *of("budget", ("demo over a run", "demo charging --out run", "holds another run")),
+    *of("budget", ("demo over a run", "demo charging --out run", "contains another run")),
 )
 def test_options_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

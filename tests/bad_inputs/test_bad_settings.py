@@ -29,7 +29,7 @@ def settings(job: str, *rows: tuple):
         ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
         ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
         ("--taskz 3", "did you mean --tasks?"),
-        ("extra", "one argument too many"),
+        ("extra", "unexpected argument 'extra'"),
     ),
     *options(
         "portfolio --prices p.csv",
@@ -77,7 +77,7 @@ def settings(job: str, *rows: tuple):
     ("a slip in out", "train budget --outt=x", "no option --outt; did you mean --out?"),
     ("no such job", "train portfoli --out out", ("did you mean portfolio?",)),
     ("out is a file", "train budget --out f", ("f: is a file",), {"f": "mine"}),
-    ("out holds a run", "train budget --out run", ("already holds a run", "resume"), {}, "budget"),
+    ("out holds a run", "train budget --out run", ("contains a run", "resume"), {}, "budget"),
     (
         "out holds others",
         "train budget --out d",

@@ -45,12 +45,12 @@ GONE = HELD | {"p.csv": reduce(lambda table, row: cell(row, 1, "", table), range
 
 @cases(
     ("other out", f"{ALLOCATE} h.csv --out o.txt", ("o.txt", ".csv"), HELD, "portfolio"),
-    ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is read",), HELD, "portfolio"),
+    ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is also an input",), HELD, "portfolio"),
     ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
     ("cut short", f"{ALLOCATE} h.csv", ("A has no price on", "remove the instrument"), LATE, "portfolio"),
     ("no price", f"{ALLOCATE} h.csv", ("A is held and has no price",), GONE, "portfolio"),
-    ("in a garage", "allocate run --holdings h.csv", ("takes no --holdings",), {}, "charging"),
+    ("in a garage", "allocate run --holdings h.csv", ("has no --holdings",), {}, "charging"),
 )  # fmt: skip
 def test_trades_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

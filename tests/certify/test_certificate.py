@@ -231,10 +231,10 @@ def test_a_certificate_shows_itself():
         (lambda: Gains(np.zeros(3), -1, 1).certify(alpha=1.0), "alpha is 1"),
         (lambda: Gains(np.zeros(3), -1, 1).certify(alpha=math.nan), "alpha is nan"),
         (lambda: Gains(np.zeros(3), -1, 1).certify(block=0), "block is 0"),
-        (lambda: Gains(np.zeros((3, 1)), -1, 1), "one number a period"),
+        (lambda: Gains(np.zeros((3, 1)), -1, 1), "one number per period"),
         (lambda: Gains(np.array([2.0]), -1, 1), "2 is outside"),
         (lambda: Gains(np.zeros(1), 0, 1), "0 must lie between"),
-        (lambda: Gains(np.zeros(2), -1, 1, periods=np.arange(3)), "in 3 periods"),
+        (lambda: Gains(np.zeros(2), -1, 1, periods=np.arange(3)), "for 3 periods"),
     ],
 )
 def test_what_cannot_be_certified_is_refused(make, words):

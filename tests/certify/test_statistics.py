@@ -120,13 +120,16 @@ def test_clusters_alike_in_size_are_a_plain_mean_and_two_clusterings_add_their_v
     plain = mean_over(gains.mean(1))
     assert (rows.value, rows.low, rows.n) == pytest.approx((plain.value, plain.low, 30))
     assert both.error**2 == pytest.approx(rows.error**2 + columns.error**2)
-    assert (both.n, both.freedom) == (12, 11)
+    # Satterthwaite's, between those of the coarser clustering and those of both together.
+    squares = rows.error**4 / 29 + columns.error**4 / 11
+    assert (both.n, both.freedom) == (12, pytest.approx(both.error**4 / squares))
+    assert 11 < both.freedom < 40
 
 
 def test_clusters_without_size_are_none_and_one_cluster_has_no_interval():
     alone = clustered_ratio((np.array([3.0, 0.0]), np.array([2.0, 0.0])))
     assert (alone.value, alone.low, alone.n) == (1.5, -np.inf, 1)
-    with pytest.raises(InputError, match="some size"):
+    with pytest.raises(InputError, match="positive sum of sizes"):
         clustered_ratio((np.zeros(2), np.zeros(2)))
 
 
@@ -139,10 +142,10 @@ LAYOUTS = {f"{layout.study}, {layout.units}": layout for layout in coverage.layo
 # One of each kind of estimate; the committed table has all of them.
 MEASURED = (
     "fig1, 40 runs, a slope",
-    "fig6, 6 seeds of 4 tasks",
+    "fig6, 12 seeds of 16 tasks",
     "recipe-sp500, 4 experiments x 22 years",
     "charging, 60 days",
-    "charging, stations, 60 days x 15",
+    "charging, splits, 120 days x 54 of 54 x 5",
     "backtest, lead, 60 days, 0.1",
 )
 

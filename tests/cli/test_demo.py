@@ -73,7 +73,7 @@ def test_a_plug_in_of_a_users_own_is_on_the_page(plugins, tmp_path):
     again = apportion("demo", "--out", folder, "--quiet")
     assert again.stdout == f"wrote {folder / 'index.html'}\n"
     (folder / "mine.txt").touch()
-    assert_refused(apportion("demo", "--out", folder), "holds other files, such as mine.txt")
+    assert_refused(apportion("demo", "--out", folder), "contains other files, such as mine.txt")
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_ctrl_c_saves_and_its_settings_run_it_again_to_the_same_bits(
     given = ("train", "toy", "--config", folder / "settings.toml", "--out", again, "--quiet")
     with monkeypatch.context() as patch:
         patch.setattr(Quiet, "training", lambda *_: os.kill(os.getpid(), signal.SIGINT))
-        assert_refused(apportion(*given), "after step 3 of 6, all saved", f"resume {again}")
+        assert_refused(apportion(*given), "after step 3 of 6; all is saved", f"resume {again}")
     assert len(pd.read_parquet(again / "metrics.parquet")) == 3
     resumed = apportion("resume", again)
     assert resumed.stdout.endswith(f"wrote {again}\n"), resumed.stderr
@@ -106,7 +106,7 @@ def test_ctrl_c_saves_and_its_settings_run_it_again_to_the_same_bits(
     last = "checkpoints/step-000000006.safetensors"
     for file in ("policy.safetensors", "settings.toml", "results.json", last):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
-    assert "nothing was left to do" in apportion("resume", again).stdout
+    assert "is already finished" in apportion("resume", again).stdout
 
 
 def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
@@ -119,7 +119,7 @@ def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
     assert list(pd.read_csv(tmp_path / "out" / "table.csv")) == ["Ann", "Cy"]
     assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert apportion("backtest", folder).stdout == "share: Ann 0.5, Bob 0.5\n"
-    assert_refused(apportion(*given), "out: holds other files")
+    assert_refused(apportion(*given), "out: contains other files")
     assert apportion(*given, "--force").returncode == 0
     assert_refused(apportion("backtest", folder, "--toys", "no.csv"), "no.csv: no such file")
     assert_refused(apportion("backtest", folder, "--fiends", "A"), "did you mean --friends?")
@@ -136,7 +136,7 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     toys.write_text("ball\n")
     for out, words in (
         (tmp_path / "a.txt", "write to a .csv or a .json file"),
-        (toys, "is read as well"),
+        (toys, "is also an input"),
         (plain / "b.csv", "is a file"),
         (tmp_path, "write to a .csv"),
     ):
@@ -145,7 +145,7 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     # Nothing is overwritten unasked, and nothing of a run at all.
     table.write_text("mine")
     given = ("allocate", folder, "--out")
-    assert_refused(apportion(*given, table), "is there already", "--force")
+    assert_refused(apportion(*given, table), "already exists", "--force")
     assert table.read_text() == "mine"
     assert apportion(*given, table, "--force").returncode == 0
     assert pd.read_csv(table).to_numpy().sum() == 1
@@ -169,7 +169,7 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
         *(f"certificate.{kind}" for kind in ("csv", "json", "png")),
     }
     again = (*asked, "--out", tmp_path / "c")
-    assert_refused(apportion(*again), "certificate.json: is there already")
+    assert_refused(apportion(*again), "certificate.json: already exists")
     assert apportion(*again, "--force").returncode == 0
     for _ in range(2):  # asked every day
         assert apportion(*asked).stdout.endswith(f"wrote {folder / 'certificate.png'}\n")
@@ -189,7 +189,7 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
         ("--against chance --alpha 0", "--alpha is 0; it must be above 0 and below 1"),
         ("--against chance --block 0", "--block is 0"),
         ("--against chance --out {}/file", "is a file; choose a folder"),
-        ("--against chance --out /proc/new", "cannot be written to"),
+        ("--against chance --out /proc/new", "is not writable"),
     ],
 )
 def test_a_certificate_that_cannot_be_made_is_refused(trained, options, words, tmp_path):
@@ -220,7 +220,7 @@ def test_a_folder_after_another_runs_folder_is_asked_for_first(trained, tmp_path
     settings.write_text(settings.read_text().replace('"toy"', '"budget"'))
     (tmp_path / "other" / SUMS).unlink()
     given = ("certify", "--against", tmp_path / "other", trained[0])
-    assert_refused(apportion(*given), "give this folder first")
+    assert_refused(apportion(*given), "put this folder first")
 
 
 def test_a_demo_is_shown_continued_and_never_replaced(tmp_path):
@@ -234,7 +234,7 @@ def test_a_demo_is_shown_continued_and_never_replaced(tmp_path):
     assert "policy" in one_object(apportion(*given, "--json"))["results"]
     assert (folder / "policy.safetensors").read_bytes() == policy
     assert apportion(*given).stdout == f"wrote {folder / 'report.html'}\n"
-    assert_refused(apportion(*given, "--seed", 1), "holds another run")
+    assert_refused(apportion(*given, "--seed", 1), "contains another run")
 
 
 def test_one_flipped_bit_of_any_file_of_a_run_is_seen(trained, tmp_path):

@@ -301,7 +301,7 @@ def test_a_hostile_name_stays_text_everywhere(desktop):
     assert desktop.find_elements("css selector", "img[src='x'], [onerror]") == []
     with pytest.raises(NoAlertPresentException):
         _ = desktop.switch_to.alert
-    path = "//figure[h3[contains(., 'differ from equal')]]//*[@class='legendtext']"
+    path = "//figure[h3[contains(., 'equal shares over time')]]//*[@class='legendtext']"
     assert {name.text for name in desktop.find_elements("xpath", path)} == set(TICKERS)
     assert HOSTILE in desktop.find_element("css selector", "h1").text
 
@@ -338,7 +338,10 @@ def test_the_page_its_cards_and_its_plots_fit_the_window_and_print_unfolded(
 def test_a_page_without_its_script_reports_that_it_is_missing(browser, run_folder, tmp_path):
     shutil.copy(run_folder / "report.html", tmp_path)
     browser.get((tmp_path / "report.html").as_uri())
-    assert "plotly.min.js is not beside this page" in browser.find_element("id", "no-plots").text
+    assert (
+        "plotly.min.js is not in the folder of this page"
+        in browser.find_element("id", "no-plots").text
+    )
     assert browser.find_element("xpath", "//figure[h3='Drawdown']/figcaption").text
     # An inline page needs no script beside it.
     shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("*.js"))

@@ -208,12 +208,12 @@ def test_folders_that_cannot_be_written_are_refused_before_any_work(tmp_path, mo
     # An empty folder with hidden files is room enough.
     require_free(tmp_path)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="is a file; choose a folder that can be made"):
+    with pytest.raises(InputError, match="is a file; choose a folder that can be created"):
         require_writable(tmp_path / "file" / "deep" / "run")
 
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(InputError, match="cannot be written to"):
+    with pytest.raises(InputError, match="is not writable"):
         require_free(tmp_path / "run")

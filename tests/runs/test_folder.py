@@ -118,9 +118,9 @@ def test_a_state_comes_back_to_the_bit_keys_included(run):
 
 def test_a_checkpoint_of_other_settings_is_refused_by_name():
     arrays, about = to_arrays(_state(hidden=4))
-    with pytest.raises(InputError, match=r"/recurrence/.* does not fit this run"):
+    with pytest.raises(InputError, match=r"/recurrence/.* does not match this run"):
         from_arrays(_state(hidden=5), arrays, about, "run")
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="is not a checkpoint"):
         from_arrays(_state(), arrays, {"format": "other"}, "run")
 
 

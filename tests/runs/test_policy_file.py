@@ -143,7 +143,7 @@ def test_a_forged_path_calls_nothing(path, tmp_path, monkeypatch):
     _forge(tmp_path, {"class": path, "arguments": {"command": "true"}}, {})
     monkeypatch.setattr("os.system", called.append)
     monkeypatch.setattr("apportion.runs.files.write_atomic", lambda *_: called.append(path))
-    with pytest.raises(InputError, match="which is not part of|does not make a policy"):
+    with pytest.raises(InputError, match="which is not part of|does not describe a valid policy"):
         load_policy(tmp_path)
     assert not called
 
@@ -175,9 +175,9 @@ class Holding(EqualShares):
 UNSAVABLE = {
     "Forgetful": (
         lambda: Forgetful(2, 3, key=KEY),
-        "Forgetful: its constructor takes 'width', which it does not keep",
+        "Forgetful: does not store the constructor argument 'width'",
     ),
-    "Doubling": (lambda: Doubling(2), "Doubling: made again from its own fields it differs"),
+    "Doubling": (lambda: Doubling(2), "Doubling: differs when it is rebuilt from its fields"),
     "Shaped": (
         lambda: eqx.tree_at(lambda p: p.values, Shaped(2), jnp.zeros(3)),
         r"array values is float32\[3\], expected float32\[2\]",
@@ -213,7 +213,7 @@ def test_the_shipped_policy_matches_its_checksums():
 def test_arrays_of_something_else_or_without_their_description_are_refused(tmp_path):
     save_policy(EqualShares(), tmp_path)
     (tmp_path / DESCRIPTION).unlink()
-    with pytest.raises(InputError, match=r"policy\.json: no such file; it belongs beside"):
+    with pytest.raises(InputError, match=r"policy\.json: no such file; it belongs next to"):
         load_about(tmp_path)
     write_arrays(tmp_path / ARRAYS, {"x": np.zeros(3)}, {"format": "something else"})
     with pytest.raises(InputError, match="not a policy"):
@@ -247,7 +247,7 @@ def _recurrent(**changes) -> dict:
         (_recurrent(channels=-3), "channels is -3; it must be a whole number"),
         (_recurrent(hidden=2**40), "hidden is 1099511627776"),
         (_recurrent(hidden={"array": "nowhere"}), "nowhere"),
-        (_recurrent(hidden={"eval": "5"}), "describes nothing"),
+        (_recurrent(hidden={"eval": "5"}), "is not a description"),
         (_recurrent(surprise=1), "surprise"),
         (_recurrent(head=_call("simplex.Head", cap=7.0)), "floor 0.0 and cap 7.0"),
         (_recurrent(channels=4), r"array recurrence/from_input is float32\[3, 5\], expected"),
@@ -262,5 +262,5 @@ def _recurrent(**changes) -> dict:
 def test_a_description_that_does_not_fit_its_arrays_makes_no_policy(described, reason, tmp_path):
     arrays, _ = read_arrays(save_policy(Recurrent(3, 5, key=KEY), tmp_path))
     _forge(tmp_path, described, arrays)
-    with pytest.raises(InputError, match=rf"does not make a policy \(.*({reason})"):
+    with pytest.raises(InputError, match=rf"does not describe a valid policy \(.*({reason})"):
         load_policy(tmp_path)

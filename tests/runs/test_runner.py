@@ -83,7 +83,7 @@ def test_what_was_killed_before_its_settings_is_begun_again(tmp_path):
     assert load_run(tmp_path / "run").job == "budget"
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "environment.json").write_text("{}")
-    with pytest.raises(InputError, match=r"holds other files, such as environment\.json"):
+    with pytest.raises(InputError, match=r"contains other files, such as environment\.json"):
         start(tmp_path / "others", raising(AssertionError("work was begun")))
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_every_file_whole(
         code, out, err = command("train", "budget", "--out", str(folder), *SMALL.split())
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
-    assert "No space left on device; make room" in err
+    assert "No space left on device; free some space" in err
     assert "apportion resume" in err
     assert not list(tmp_path.rglob("*.part"))
     if not room:
@@ -149,7 +149,7 @@ def test_a_signal_ends_compiled_work_at_once(number):
     os.kill(process.pid, number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert errors == "apportion: stopped at once; nothing was to be saved\n"
+    assert errors == "apportion: stopped at once; there was nothing to save\n"
 
 
 def test_what_work_returns_raises_and_warns_comes_through():

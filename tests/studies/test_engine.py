@@ -14,8 +14,10 @@ import apportion.cli.commands  # noqa: F401, before the registry holds toys
 from apportion.cli import main
 from apportion.errors import InputError
 from apportion.report import write_report
-from apportion.runs.files import only_writer
+from apportion.report.study import study_page
+from apportion.runs.files import checksummed, only_writer, write_json
 from apportion.runs.runner import Stopped
+from apportion.runs.sources import package_digests
 from apportion.studies import registry
 from apportion.studies.engine import CellStore, Plan, perform_plans
 from apportion.studies.executors import Serial
@@ -64,7 +66,7 @@ def test_a_folder_holds_what_the_plan_keeps_of_all_rows(tmp_path):
 
 def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path):
     log, cut = tmp_path / "log", tmp_path / "cut"
-    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; the same command"):
+    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; run the same command"):
         perform(toy(log), cut, progress=after(log, 2, ask_to_stop))
     assert len(computed(log)) == 2
     assert not (cut / "verdict.json").exists()
@@ -105,7 +107,7 @@ def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
         perform(toy(), tmp_path / "busy")
     (tmp_path / "told").mkdir()
     (tmp_path / "told" / "study.json").write_text('{"seconds": "long"}')
-    with pytest.raises(InputError, match="does not say how the study was computed"):
+    with pytest.raises(InputError, match="does not record how the study was computed"):
         perform(toy(), tmp_path / "told")
 
 
@@ -257,6 +259,19 @@ def conclude(rows, settings):
 """
 
 
+def test_a_page_counts_the_files_of_the_packages_that_changed_since(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "study")
+    before = about(folder)
+    files = before["files"]
+    assert {"apportion/studies/engine.py", "apportion_studies/catalogue.py"} <= files.keys()
+    assert before["packages"] == package_digests()
+    assert f"0 of {len(files)} files" in study_page(folder)
+    changed = files | {"apportion/policy.py": "0", "apportion/gone.py": "0"}
+    with checksummed(folder, "study.json"):
+        write_json(folder / "study.json", before | {"files": changed})
+    assert f"2 of {len(changed)} files" in study_page(folder)
+
+
 @pytest.fixture
 def source_of(tmp_path, monkeypatch):
     """The digest of a small study in a package of this name, after some replacements in its modules."""
@@ -320,7 +335,7 @@ def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
     tmp_path, monkeypatch, toys
 ):
     monkeypatch.setattr(registry, "_read_data", lambda request: {"digits": None})
-    with pytest.raises(InputError, match="study bound reads no digits; leave --images out"):
+    with pytest.raises(InputError, match="study bound reads no digits; omit --images"):
         list(registry.perform("bound", tmp_path / "no", registry.Request()))
     assert not (tmp_path / "no").exists()
     assert len(list(registry.perform("all", tmp_path / "all", registry.Request()))) == 2

@@ -32,7 +32,7 @@ def test_deaths_are_made_good_a_stop_ends_every_process_and_the_rows_are_the_sam
         if fraction > 0.6 and {"cell-4", "cell-5"} <= set(computed(log)):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; the same command"):
+    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; run the same command"):
         perform(plan, tmp_path / "two", Processes(2), progress=ask)
     assert not multiprocessing.active_children()
     # What was finished before a death or a stop is not computed again.
@@ -49,7 +49,7 @@ def test_a_stopped_process_and_one_without_news_are_named(tmp_path, monkeypatch)
     monkeypatch.setattr(executors, "_SILENT_SECONDS", 0.2)
 
     def watch(what, fraction):
-        if "no news" in what and not seen:
+        if "no message" in what and not seen:
             seen.append(what)
             os.kill(multiprocessing.active_children()[0].pid, signal.SIGSTOP)
         if "stopped" in what and len(seen) == 1:
@@ -58,7 +58,7 @@ def test_a_stopped_process_and_one_without_news_are_named(tmp_path, monkeypatch)
             (tmp_path / "go").touch()
 
     perform(plan, tmp_path / "toy", Processes(1), progress=watch)
-    assert re.fullmatch(r"0 of 6 cells, no news from process \d+ for a minute", seen[0])
+    assert re.fullmatch(r"0 of 6 cells, no message from process \d+ for a minute", seen[0])
     assert re.search(r"process (\d+) is stopped; continue it with `kill -CONT \1`", seen[1])
 
 
@@ -143,7 +143,7 @@ def test_where_a_gpu_is_full_fewer_go_on(tmp_path, begun):
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
     threads.setattr(executors, "_work", lambda connection, number, plans: connection.end.close())
-    with pytest.raises(InputError, match="cell cell-0 died 2 times.*give fewer --processes"):
+    with pytest.raises(InputError, match="cell cell-0 died 2 times.*fewer --processes"):
         perform(toy(), tmp_path / "toy", Processes(1))
 
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from apportion.certify.statistics import Estimate, _t_estimate, in_words, mean_over
+from apportion.certify.statistics import Estimate, _t_estimate, mean_over
 from apportion.report import write_report
 from apportion.studies.study import FigureResult, Study, Verdict, _adjusted_for_all
 
@@ -49,52 +49,23 @@ def test_that_one_of_several_fails_must_show_after_allowing_for_their_number():
     assert clearly.outcome == "does-not-hold"
 
 
-def test_the_papers_claims_are_adjusted_together_and_exact_ones_and_ours_are_left_alone():
+def test_the_papers_claims_are_one_family_and_ours_another_and_exact_ones_are_left_alone():
     exact = Verdict("no run", True, 0.0, (0.0, 0.01), 500, exact=True)
-    ours = [Verdict.of(f"ours {p}", with_p(p), paper=False) for p in (0.02, 0.045, 0.9)]
+    ours = [Verdict.of(f"ours {p}", with_p(p), paper=False) for p in (0.01, 0.045, 0.9)]
     verdicts = [Verdict.of(str(p), with_p(p)) for p in (0.001, 0.03, 0.04)]
     *own, first, second, third, last = _adjusted_for_all([*ours, *verdicts, exact])
-    assert [v.adjusted for v in own] == [None] * 3
+    assert [v.outcome for v in own] == ["holds", "holds", "not-established"]
+    assert [v.adjusted for v in own] == ["holds", "not-established", "not-established"]
     assert [v.outcome for v in (first, second, third)] == ["holds"] * 3
     assert first.adjusted == "holds"
     # Holm: 0.03 x 2 and then 0.04, not below the one before.
     assert second.adjusted == third.adjusted == "not-established"
-    assert last.adjusted is None
-    assert _adjusted_for_all([*ours, verdicts[0]])[-1].adjusted is None
-    # What we add to the table makes no claim of the paper harder: 0.02 x 2 is enough, x 4 is not.
+    assert (last.adjusted, last.decision) == (None, "holds")
+    # A family of one needs no adjustment.
+    assert _adjusted_for_all([*ours, verdicts[2]])[-1].adjusted == "holds"
+    # Our claims make none of the paper's harder: 0.02 x 2 is enough, x 5 is not.
     pair = [Verdict.of("paper", with_p(0.02)), Verdict.of("paper", with_p(0.02))]
-    assert {v.adjusted for v in _adjusted_for_all([*pair, *ours])} == {"holds", None}
-
-
-@pytest.mark.parametrize(
-    ("value", "bounds", "said"),
-    [
-        # The interval is the value -+ 1: an edge is half a unit from a bound.
-        (1.6, {}, "holds"),
-        (1.4, {}, "holds, barely"),
-        (0.4, {}, "not established"),
-        (-0.6, {}, "not established, barely"),
-        (-1.6, {}, "does not hold"),
-        (1.6, {"above": -3.0, "below": 3.0}, "holds, barely"),
-        (-4.4, {"above": -3.0, "below": 3.0}, "does not hold, barely"),
-    ],
-)
-def test_a_verdict_at_its_edge_says_so(value, bounds, said):
-    verdict = Verdict.of("x", at(value, 1 / float(stats.t.isf(0.025, 9))), **bounds)
-    assert verdict.interval == pytest.approx((value - 1, value + 1))
-    assert in_words(verdict.outcome, verdict.barely) == said
-    assert verdict.to_dict()["barely"] == said.endswith("barely")
-
-
-def test_all_of_several_barely_hold_where_one_does_and_no_width_is_no_edge():
-    # Nearer to 0 by its margin, but not by its width, is the first.
-    narrow, wide = at(0.5, 0.1), at(3.0)
-    assert not Verdict.of("above 0", narrow).barely
-    both = Verdict.of_all("above 0", [narrow, wide])
-    assert (both.estimate, both.barely) == (0.5, True)
-    assert both.scaled(math.exp).barely
-    assert not Verdict.of("above 0", at(0.0, 0.0)).barely
-    assert not Verdict.of("above 0", mean_over(np.array([3.0]))).barely
+    assert [v.adjusted for v in _adjusted_for_all([*pair, *ours])[:2]] == ["holds"] * 2
 
 
 def test_a_refuted_claim_stays_refuted_where_it_is_clear_enough():
@@ -117,26 +88,28 @@ def test_one_unit_establishes_nothing():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    verdicts = tuple(Verdict.of(str(p), with_p(p)) for p in (0.03, 0.04))
+    levels = {"first arm": 2.5, "second arm": -1.25}
+    verdicts = tuple(Verdict.of(str(p), with_p(p), levels=levels) for p in (0.03, 0.04))
     folder = tmp_path_factory.mktemp("verdicts")
     figure = FigureResult("toy", "Toy", pd.DataFrame({"x": [1.0]}), verdicts, Figure)
     Study("toy", (figure,)).save(folder)
     return folder
 
 
-def test_every_way_to_read_a_study_says_what_is_left_after_all_comparisons(folder):
+def test_every_way_to_read_a_study_shows_levels_and_the_outcome_after_all_comparisons(folder):
     written = json.loads((folder / "verdict.json").read_text())
     assert [v["adjusted"] for v in written] == ["not-established"] * 2
     assert [v["p"] for v in written] == pytest.approx([0.03, 0.04])
-    assert [v["barely"] for v in written] == [True] * 2
+    assert [v["levels"] for v in written] == [{"first arm": 2.5, "second arm": -1.25}] * 2
     page = write_report(folder).read_text()
-    assert "not established after Holm" in page
-    assert page.count('<span class="mark">holds, barely</span>') == 2
-    assert 'alt="Toy: 0.03: holds, barely; 0.04: holds, barely"' in page
-    figure = FigureResult("toy", "Toy", pd.DataFrame(), [Verdict.of("a", with_p(0.03))] * 2, Figure)
-    summary = Study("toy", (figure,)).summary()
-    assert "  holds, barely           a: " in summary
-    assert "not established after Holm" in summary
+    assert "holds before Holm" in page
+    assert "; first arm 2.5; second arm -1.25;" in page.replace("−", "-")
+    assert page.count('<span class="mark">not established</span>') == 2
+    assert 'alt="Toy: 0.03: not established; 0.04: not established"' in page
+    claims = [Verdict.of("a", with_p(0.03), levels={"one": 1.0})] * 2
+    summary = FigureResult("toy", "Toy", pd.DataFrame(), claims, Figure).summary()
+    assert "  not established   a: " in summary
+    assert "; one 1; holds before Holm's adjustment" in summary
 
 
 def test_an_estimate_without_a_t_distribution_has_no_p_value():

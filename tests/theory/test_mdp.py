@@ -58,7 +58,7 @@ def test_what_is_not_an_mdp_is_refused_with_its_place(kernel, reward, gamma, say
 
 def test_a_single_mdp_is_no_family_and_several_recurrent_classes_have_no_one_rho():
     single = MDP(np.full((2, 1, 2), 0.5), np.zeros((2, 1)), 0.5)
-    with pytest.raises(InputError, match="give the tasks a leading axis"):
+    with pytest.raises(InputError, match="stack tasks along a leading axis"):
         single.average()
     absorbing = MDP(np.eye(2)[:, None], np.zeros((2, 1)), 0.5)
     with pytest.raises(InputError, match="several recurrent classes"):

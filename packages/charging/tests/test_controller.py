@@ -21,6 +21,7 @@ from apportion_charging.controller import FIELDS, Controller
 from apportion_charging.days import Days
 from apportion_charging.domain import DOMAIN, ChargingAllocateOptions
 from apportion_charging.forecasts import Predictor, add_forecasts
+from apportion_charging.limits import LiveLimits
 from apportion_charging.problem import CHANNELS, PolicySchedule
 from apportion_charging.schedulers import SCHEDULERS, simulate
 from apportion_charging.sessions import read_sessions
@@ -191,6 +192,7 @@ HALF_TRUSTED = controller(trust=0.5)
 def test_whatever_it_is_asked_it_answers_within_every_limit(questions):
     # The state is replaced, never changed in place: a copy is independent.
     asked = copy.copy(HALF_TRUSTED)
+    asked.limits = LiveLimits(SMALL)
     for now in questions:
         found = asked.allocate(now)
         capacity = now.get("capacity_kw") if isinstance(now, dict) else None
@@ -232,9 +234,16 @@ def test_no_feeder_no_power_and_no_more_than_the_site_has():
     nothing = asked.allocate(at(0) | {"capacity_kw": 0})
     assert set(nothing.allocation_a.values()) == {0}
     assert nothing.warnings == ()
-    much = asked.allocate(at(1) | {"capacity_kw": 500})
-    assert "above the site's own 27.6 kW" in much.warnings[0]
+    # What cannot be read, or is not given, leaves the last power in force.
+    for capacity in ("5.0", -1, {}, None, math.nan, True):
+        closed = asked.allocate(at(1) | {"capacity_kw": capacity})
+        assert set(closed.allocation_a.values()) == {0}
+        assert "the last one stays" in closed.warnings[0]
+    silent = {name: value for name, value in at(1).items() if name != "capacity_kw"}
+    assert set(asked.allocate(silent).allocation_a.values()) == {0}
+    much = asked.allocate(at(2) | {"capacity_kw": 500})
     check_limits(SMALL, much.allocation_a, 27.6)
+    assert sum(much.allocation_kw.values()) > 15
 
 
 def test_what_a_silent_station_was_told_is_reserved_until_it_speaks():
@@ -363,10 +372,10 @@ def test_call_after_call_of_the_command_line_is_one_controller(tmp_path):
         FRAME.head(20).to_parquet(tmp_path / "earlier.parquet")
         with pytest.raises(InputError, match="recalls no earlier days"):
             DOMAIN.allocate(Run, replace(options, earlier=tmp_path / "earlier.parquet"))  # pyright: ignore
-        wrong = {"site": SMALL.fingerprint, "time": "x", "stations": {"A": {"got_kwh": "much"}}}
+        wrong = {"time": "x", "stations": {"A": {"got_kwh": "much"}}}
         for text, said in (
             ("{", "state.json"),
-            ("[]", "another site"),
+            ("[]", "not a valid controller state"),
             (json.dumps(wrong), "not a valid controller state"),
         ):
             (tmp_path / "state.json").write_text(text)

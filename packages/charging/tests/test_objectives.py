@@ -47,9 +47,6 @@ def test_rewards_add_up_to_what_a_day_is_judged_by():
     assert total(_Fair(), seen, drawn) == pytest.approx(fair, rel=1e-3)
     kept = got.sum() + 10 * (np.minimum(share / 0.8, 1) ** 2).sum()
     assert total(_Promise(), seen, drawn) == pytest.approx(kept, rel=1e-3)
-    promised = np.minimum(3.0, need[there])
-    kept = got.sum() + 10 * (np.minimum(got[there] / promised, 1) ** 2).sum()
-    assert total(_Promise(3.0), seen, drawn) == pytest.approx(kept, rel=1e-3)
     cost = _Cost.of([replace(days_of(DAY), prices=PRICES)]).at(jnp.int32(2))
     paid = PRICES.cost(drawn.sum(1), np.arange(96) / 4 + 1e-3, 0.25)
     assert total(cost, seen, drawn) == pytest.approx(0.5 * got.sum() - paid, abs=1e-2)
@@ -67,7 +64,7 @@ def seen():
 def test_a_car_without_anything_has_a_finite_gradient_and_a_done_one_none_beyond_energy(seen):
     done = replace(seen, known=replace(seen.known, got_kwh=seen.car_need_kwh))
     gradient = eqx.filter_jit(jax.grad(lambda kwh, objective, view: objective(view, kwh, 0.0)))
-    for objective, beyond in ((Energy(), 1), (_Fair(), 0), (_Promise(), 1), (_Promise(3.0), 1)):
+    for objective, beyond in ((Energy(), 1), (_Fair(), 0), (_Promise(), 1)):
         first, last = (
             np.asarray(gradient(jnp.full(STATIONS, 0.1), objective, view)) for view in (seen, done)
         )
@@ -131,8 +128,6 @@ def test_prices_are_part_of_a_sites_file_but_not_of_its_wiring():
 def test_objectives_that_there_are_not_are_refused():
     with pytest.raises(InputError, match="no objective 'fare'.*energy, fair, promise, cost"):
         ChargingSettings(objective="fare")
-    with pytest.raises(InputError, match="promise_kwh is 0"):
-        ChargingSettings(objective="promise", promise_kwh=0.0)
 
 
 def test_every_schedule_is_shown_by_every_measure():
@@ -152,7 +147,6 @@ def test_every_schedule_is_shown_by_every_measure():
         {"served": 9 / 14, "left_short": 0.5, "fairness": 0.9, "kept": 0.5, "cost_per_kwh": 0.2}
     )
     assert test.measures("llf")["kept"] == 0
-    assert replace(test, promise_kwh=5.0).measures(POLICY)["kept"] == 1
     leads = {
         "energy": -1 / 14,
         "fair": 0.9 - 1.45**2 / (2 * (0.75**2 + 0.7**2)),

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -19,17 +20,13 @@ import pytest
 
 pytest.importorskip("uvicorn")
 import test_controller as fortnight
-from test_ocpp import ABOUT, Ledger, Point16, until
-from websockets.asyncio.client import connect
+from garage_loop import ABOUT, ChargePoint, make_run, until
 
 import apportion_charging
 from apportion.policy import Pooled
-from apportion.runs.folder import Run
-from apportion.runs.runner import JobResult, finish
 from apportion_charging.controller import Controller
 from apportion_charging.problem import CHANNELS
 from apportion_charging.serve import Service, _bind, _CertificateGate, _run_service
-from apportion_charging.settings import ChargingSettings
 from apportion_charging.site import Branch, Site, Station
 from cli.command import apportion as command
 from cli.command import assert_refused
@@ -70,9 +67,7 @@ def run(tmp_path_factory):
     """A finished run of an untrained policy."""
     folder = tmp_path_factory.mktemp("serve")
     (folder / "site.toml").write_text(SITE.to_toml())
-    made = Run.create(folder / "run", "charging", ChargingSettings(), {"data": {}, "versions": {}})
-    finish(made, JobResult(policy(), {}, "", ABOUT))
-    return made.folder
+    return make_run(folder)
 
 
 @contextmanager
@@ -115,7 +110,7 @@ def ask(address, body=None):
 
 def test_http_answers_what_the_controller_decides_and_shows_it(served):
     address, service = served
-    code, text = ask(f"{address}/allocate", NOW)
+    code, text = ask(f"{address}/allocate", NOW | {"capacity_kw": SITE.capacity_kw})
     offers = json.loads(text)
     assert code == 200
     assert offers == service.offers.to_json() | {"warnings": []}
@@ -181,7 +176,7 @@ def test_what_cannot_be_used_is_answered_in_a_sentence(served, body, code, words
 def test_the_page_follows_the_controller(served, browser):  # noqa: F811
     address, _ = served
     for minute in range(3):
-        ask(f"{address}/allocate", NOW | {"time": f"2026-03-02 10:0{minute}"})
+        ask(f"{address}/allocate", NOW | {"time": f"2026-03-02 10:0{minute}", "capacity_kw": 27.6})
     emulate(browser)
     browser.get_log("browser")
     browser.get(address)
@@ -197,20 +192,10 @@ def test_the_page_follows_the_controller(served, browser):  # noqa: F811
     assert "north L2" in text("limits")
     bars = browser.find_elements("css selector", "#cars meter")
     assert [float(bar.get_attribute("value")) > 0 for bar in bars] == [True, False, True]
-    assert len(browser.find_elements("css selector", "#chart .scatterlayer .trace")) == 3
-    assert "the feeder 27.6 kW" in text("latest")
     ask(f"{address}/allocate", NOW | {"time": "2026-03-02 10:05", "capacity_kw": 0})
     wait(lambda: "waiting: P00" in text("cards"))
     assert browser.find_elements("css selector", "img[src='x']") == []
     assert [row for row in errors(browser) if "favicon" not in row["message"]] == []
-    # Without Plotly's script the page shows its numbers.
-    browser.execute_cdp_cmd("Network.enable", {})
-    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*plotly*"]})
-    browser.get(f"{address}/?blocked")
-    wait(lambda: "the feeder 0.0 kW" in text("latest"))
-    assert "waiting: P00" in text("cards")
-    assert browser.find_elements("css selector", "#chart .main-svg") == []
-    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
 
 
 def certificate(folder, **changes):
@@ -261,9 +246,12 @@ def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):
         said = [process.stderr.readline() for _ in range(3)]
         ports = [int(found) for found in re.findall(r"127.0.0.1:(\d+)", " ".join(said))]
         assert "no certificate" in said[0], said
-        asyncio.run(one_car(*ports))
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        try:
+            asyncio.run(one_car(*ports))
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert process.returncode == 0, err
     assert re.fullmatch(r"stopped after \d+ decisions; .*state.json\n", out)
     assert "Traceback" not in err
@@ -274,23 +262,31 @@ def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):
 async def one_car(port, ocpp):
     """A charge point with a car is told its amperes, and anew what its driver says by HTTP."""
     address = f"http://127.0.0.1:{port}"
-    async with connect(f"ws://127.0.0.1:{ocpp}/ocpp/P00", subprotocols=["ocpp1.6"]) as link:
-        client = Point16("P00", link, 5)
-        client.ledger, client.every = Ledger(), 2.0
-        listening = asyncio.create_task(client.start())
-        await client.boot()
-        await client.plug()
-        await until(lambda: client.limit is not None, 10)
-        assert client.limit == 32.0
-        body = {"capacity_kw": 10.0, "stations": [{"id": "P00", "requested_kwh": 7}]}
-        code, text = await asyncio.to_thread(ask, f"{address}/allocate", body)
-        assert (code, json.loads(text)["allocation_a"]["P00"]) == (200, 14)
-        assert client.limit == 14.0
-        shown = json.loads((await asyncio.to_thread(ask, f"{address}/state"))[1])
-        assert shown["stations"][0]["accepted_a"] == 14.0
-        assert shown["stations"][0]["requested_kwh"] == 7
-        assert (await asyncio.to_thread(ask, f"{address}/health"))[0] == 200
-        listening.cancel()
+    client = ChargePoint("P00", SITE.stations["P00"], time.time)
+    await client.connect(ocpp)
+    await client.boot()
+    await client.plug()
+    # The cables of the other stations count until profiles of another server would have ended.
+    await until(lambda: client.profile and client.profile[0] == 32.0)
+    body = {"capacity_kw": 10.0, "stations": [{"id": "P00", "requested_kwh": 7}, {"id": "P01"}]}
+    code, text = await asyncio.to_thread(ask, f"{address}/allocate", body)
+    assert (code, json.loads(text)["allocation_a"]["P00"]) == (200, 14)
+    assert "station P01 is not one of the site" in json.loads(text)["warnings"][0]
+    assert client.in_force() == 14.0
+    shown = json.loads((await asyncio.to_thread(ask, f"{address}/state"))[1])
+    assert shown["stations"][0]["confirmed_a"] == 14.0
+    assert shown["stations"][0]["requested_kwh"] == 7
+    for bad in ("5.0", -1, {}, None):
+        code, text = await asyncio.to_thread(ask, f"{address}/allocate", {"capacity_kw": bad})
+        assert (code, "capacity_kw" in text, client.in_force()) == (400, True, 14.0)
+    # A station that does not answer counts with what it may draw.
+    client.answers = "Rejected"
+    body = {"limits": {"feeder": {"a": 0}}, "ttl_s": 60}
+    await asyncio.to_thread(ask, f"{address}/limits", body)
+    code, text = await asyncio.to_thread(ask, f"{address}/health")
+    found = json.loads(text)
+    assert (found["offered_a"]["P00"], found["confirmed_a"]["P00"]) == (0, 14)
+    await client.drop()
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_header():

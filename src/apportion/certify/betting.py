@@ -1,10 +1,10 @@
 """Anytime-valid bounds on a mean by betting (Waudby-Smith and Ramdas 2024).
 
-A gambler starts with 1 and stakes a part f of it on every gain g_n >= low, against "the mean is at most
-m": K_n(m) = K_{n-1}(m) (1 + f (g_n - m) / (m - low)). Where that is true the game is fair or worse, and
-the wealth ever reaches c with probability at most 1/c, however often one looks (Ville). The money is
-spread over several stakes, and those which have won weigh more in the next bet: a bet that only the past
-decides. A second gambler bets the other way; a mean m at which either has 2/alpha is out.
+A bettor with the initial wealth 1 stakes the fraction f on every gain g_n >= low, against the null "the
+mean is at most m": K_n(m) = K_{n-1}(m) (1 + f (g_n - m) / (m - low)). Under the null the wealth is a
+supermartingale, so P(K_n ever reaches c) <= 1/c at any stopping time (Ville). The wealth is divided between
+several stakes, and those that have won get more weight in the next bet. A second bettor bets on the
+opposite; a mean m is rejected if either has 2/alpha.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 _STAKES = 0.95 * 0.5 ** np.arange(6)
-"""The stakes f; all below 1, so that no single loss ends a game."""
+"""The stakes f; all are below 1, so that no single loss takes the whole wealth."""
 _SHARES = _STAKES / _STAKES.sum()
-"""The part of the money on each stake: most on the largest, for means of blocks are small."""
+"""Initial wealth of each stake; the largest gets most, because means of blocks are small."""
 _MEANS = 1000
-"""Means tried between the ends of the range; 0 is tried besides."""
+"""Number of intervals of the grid of means; 0 is added to the grid."""
 
 
 def log_wealth(gains: np.ndarray, mean: float | np.ndarray, low: float) -> np.ndarray:
-    """The logarithm of the wealth after each gain of one who bets that the mean is above `mean`.
+    """Return the log-wealth after each gain of the bet that the mean is above `mean`.
 
-    For the bet that it is below: `log_wealth(-gains, -mean, -high)`. Of several means, a row each.
+    For the opposite bet, use `log_wealth(-gains, -mean, -high)`. Several means give one row each.
 
     >>> np.exp(log_wealth(np.array([0.5, -0.5]), 0.0, -1.0)).round(3).tolist()
     [1.322, 0.869]
@@ -35,12 +35,10 @@ def log_wealth(gains: np.ndarray, mean: float | np.ndarray, low: float) -> np.nd
 
 
 def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
-    """The share of trust after each gain, log K_n / log(1/alpha) from 0 to 1.
+    """Return the trust after each gain: log K_n / log(1/alpha), clipped to [0, 1].
 
-    Mix the policy and the baseline by it: if the policy is never better, P(trust ever reaches s) <=
-    alpha^s.
-
-    The wealth K_n is kept from growing beyond 1/alpha, so that trust can be lost as soon as won.
+    Use it to mix the policy with the baseline. If the policy is never better, P(trust ever reaches s) <=
+    alpha^s. The wealth K_n is capped at 1/alpha, so that trust falls as fast as it rises.
 
     >>> trust(np.repeat([0.5, -0.5], [12, 9]), -1.0, 0.05)[[4, 11, 20]].round(2).tolist()
     [0.51, 1.0, 0.0]
@@ -57,19 +55,19 @@ def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class MeanBounds:
-    """A confidence sequence: with probability 1 - alpha the mean is within all of it at once."""
+    """Confidence sequence: with probability 1 - alpha it contains the mean at all times."""
 
     lower: np.ndarray
     upper: np.ndarray
     changed: np.ndarray
-    """Where no one mean fits all that came before: the gains have changed, and the bounds are those
-    of the sum so far, no longer the tightest ever seen."""
+    """Whether no single mean is consistent with all gains so far; the bounds are then those of the current
+    wealth instead of the tightest so far."""
 
 
 def bounds(gains: np.ndarray, low: float, high: float, alpha: float) -> MeanBounds:
-    """Bounds on the mean after each gain, of gains in [low, high]; both ends are valid together.
+    """Return bounds on the mean after each gain, for gains in [low, high]; both hold jointly.
 
-    They are as tight as the best seen so far, and only rounded outwards, to a thousandth of the range.
+    They are the running intersection, rounded outwards to a thousandth of the range.
 
     >>> found = bounds(np.full(60, 0.5), -1.0, 1.0, 0.05)
     >>> bool(found.lower[-1] > 0 and found.upper[-1] >= 0.5)
@@ -86,13 +84,13 @@ def bounds(gains: np.ndarray, low: float, high: float, alpha: float) -> MeanBoun
 
 
 def _below(gains: np.ndarray, low: float, high: float, alpha: float) -> np.ndarray:
-    """The largest mean that is out from below after each gain, or `low`."""
+    """Return the largest mean that is rejected from below after each gain, or `low`."""
     means = np.union1d(np.linspace(low, high, _MEANS + 1)[1:-1], [0.0])
     found = np.full(len(gains), float(low))
-    # Means are tried together, as many as fit into the cache.
+    # In blocks of means that fit into the cache.
     for some in np.array_split(means, 1 + len(means) * len(gains) // 4000):
         out = log_wealth(gains, some, low) >= np.log(2 / alpha)
-        # The wealth falls with the mean that is bet against: what is out is out below, too.
+        # The wealth decreases with the mean, so if none of these is rejected, no larger one is.
         if not out.any():
             break
         found = np.maximum(found, np.where(out, some[:, None], low).max(0))

@@ -1,14 +1,15 @@
-"""Has a policy earned its place? A verdict on its paired gains over a baseline, at any time.
+"""Anytime-valid test of whether a policy is better than a baseline, from paired gains.
 
-Two gamblers bet on the means of blocks of gains (see `betting`): one that the policy is better, one that it
-is worse. `certified` once the first has 2/alpha, `harmful` once the second has, `not yet` before.
+Two bettors bet on the means of blocks of gains (see `betting`): one that the policy is better, one that it
+is worse. The verdict is `certified` once the first has the wealth 2/alpha, `harmful` once the second has
+it, and `not yet` before.
 
-The null: given all blocks before it, the expected mean of a block, counted at bound / sqrt(block) at most,
-is 0 or less (for `harmful`: 0 or more). Where it holds, each verdict has probability alpha / 2 at most,
-even if one asks after every period and stops at the best moment. Dependent gains can break it although
-their mean over all time is 0. So no verdict falls before `FEWEST_BLOCKS`, nor while blocks are seen to
-depend on the two before, and weaker dependence raises the wealth that is needed. Dependence slower than
-the record, or on earlier blocks alone, is not seen; docs/certificates.md has the rates.
+The null hypothesis: given all previous blocks, the expected mean of a block, clipped at bound /
+sqrt(block), is at most 0 (for `harmful`: at least 0). Under it each verdict has probability at most
+alpha / 2 at any stopping time. Dependent gains can violate the null although their long-run mean is 0.
+Therefore no verdict is given before `FEWEST_BLOCKS` blocks, nor while blocks are significantly
+autocorrelated at lags 1 and 2, and weaker autocorrelation raises the required wealth. Dependence at longer
+lags is not detected; docs/certificates.md has the measured error rates.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ CertificateVerdict = Literal["certified", "not yet", "harmful"]
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """What a policy gained over a baseline in each period, both on the same things.
+    """Paired gains of a policy over a baseline, one for each period.
 
     Examples
     --------
@@ -38,32 +39,32 @@ class Gains:
     """
 
     values: np.ndarray
-    """One a period, in order; NaN where it is missing."""
+    """One value per period, in order; NaN if missing."""
     low: float
-    """The least a gain can be. Like `high` it must be known before the first gain is seen."""
+    """Smallest possible gain. Like `high`, it must be fixed before the first gain is observed."""
     high: float
     periods: np.ndarray | None = None
-    """What each period is called, such as its day; numbers from 1 by default."""
+    """Label of each period, such as its date; by default numbers from 1."""
     policy: str = "policy"
     baseline: str = "baseline"
     period: str = "period"
-    """What a period is: a day, a week, a federation."""
+    """Name of a period, such as day, week or federation."""
     unit: str = "a period"
-    """What a gain is a hundredth of, after "points"."""
+    """What the points refer to in "points of ..."."""
     clipped: int = 0
-    """Gains that were beyond the bounds and are counted at them."""
+    """Number of gains outside the bounds, which are clipped to them."""
     beyond: np.ndarray | None = None
-    """How far each loss was beyond its bound; 0 where it was not, None where none was."""
+    """Amount by which each loss exceeds its bound, 0 if it does not; None without clipping."""
     site: str | None = None
-    """The fingerprint of the one place they are of; None where they speak of many."""
+    """Fingerprint of the site that the gains belong to; None if there are several."""
     block: int = 28
-    """Consecutive periods whose mean is one bet, unless `certify` is given another number: 28 for days,
-    13 for weeks, 1 only where periods are independent by construction."""
+    """Consecutive periods whose mean is one bet, by default of `certify`: 28 for days, 13 for weeks, and 1
+    only if periods are independent by construction."""
 
     def __post_init__(self) -> None:
         values = np.asarray(self.values, float)
         if values.ndim != 1:
-            raise InputError(f"gains: shape {values.shape}; one number a period is needed")
+            raise InputError(f"gains: shape {values.shape}; pass one number per period")
         if not -np.inf < self.low < 0 < self.high < np.inf:
             raise InputError(
                 f"gains: bounds {self.low:g} and {self.high:g}; 0 must lie between them"
@@ -72,18 +73,21 @@ class Gains:
         outside = (there < self.low) | (there > self.high)
         if outside.any():
             raise InputError(
-                f"gains: {there[outside][0]:g} is outside [{self.low:g}, {self.high:g}]; give the "
-                "bounds that hold for every gain, or clip the gains (Gains.within)"
+                f"gains: {there[outside][0]:g} is outside [{self.low:g}, {self.high:g}]; pass bounds "
+                "that hold for every gain, or clip the gains (Gains.within)"
             )
         if self.periods is not None and len(self.periods) != len(values):
-            raise InputError(f"gains: {len(values)} of them in {len(self.periods)} periods")
+            raise InputError(
+                f"gains: {len(values)} gains for {len(self.periods)} periods; pass one each"
+            )
 
     @classmethod
     def within(cls, values: np.ndarray | Sequence[float], bound: float, **named: Any) -> "Gains":
-        """Gains counted at `bound` or -`bound` at most: the claim is then about the mean of these.
+        """Clip gains to [-bound, bound]; the claim is then about the mean of the clipped gains.
 
-        Choose it before you look, where what is beyond does not matter or does not happen. Losses beyond
-        it are reported, and nothing is certified while they, counted in full, outweigh the gains so far.
+        Choose the bound before looking at the data, such that larger gains are irrelevant or do not occur.
+        Losses beyond it are reported, and the policy is not certified while the mean gain with these
+        losses in full is negative.
         """
         values = np.asarray(values, float)
         clipped = int((np.abs(values) > bound).sum())
@@ -93,16 +97,16 @@ class Gains:
         )
 
     def certify(self, *, alpha: float = 0.05, block: int | None = None) -> "Certificate":
-        """The verdict on these gains.
+        """Test these gains.
 
         Parameters
         ----------
         alpha
-            How likely a wrong verdict may be, over all times at which one might ask.
+            Probability of a wrong verdict, over all stopping times.
         block
-            Consecutive periods whose mean is one bet, `Gains.block` by default: long enough that the mean
-            of a block says little of the next. Missing periods are left out of their block's mean, a block
-            without any is skipped, and the last one waits until it is complete.
+            Consecutive periods whose mean is one bet, by default `Gains.block`; choose it so long that
+            means of blocks are nearly independent. Missing periods are omitted from the mean, a block
+            without any gain is skipped, and an incomplete last block is not used.
         """
         block = self.block if block is None else block
         if not 0 < alpha < 1:
@@ -113,23 +117,23 @@ class Gains:
 
     @property
     def losses_beyond(self) -> int:
-        """Losses that were beyond the bound and are counted at it."""
+        """Number of losses beyond the bound, which are clipped to it."""
         return 0 if self.beyond is None else int((self.beyond > 0).sum())
 
     @property
     def in_full(self) -> np.ndarray:
-        """The mean gain up to each period, with losses beyond the bound in full; 0 before the first."""
+        """Mean gain up to each period with losses in full; 0 before the first gain."""
         return _running_mean(
             self.values if self.beyond is None else self.values - np.nan_to_num(self.beyond)
         )
 
     def labels(self) -> np.ndarray:
-        """What each period is called."""
+        """Return the label of each period."""
         return np.arange(1, len(self.values) + 1) if self.periods is None else self.periods
 
 
 def _block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of each complete block that has any gain, and the place of its last period.
+    """Return the mean of each complete block with a gain, and the index of its last period.
 
     >>> means, ends = _block_means(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan, 7.0]), 2)
     >>> means.tolist(), ends.tolist()
@@ -144,113 +148,113 @@ def _block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """The two bets after every block, the bounds on the mean gain, and the verdict.
+    """Wealth of both bets after every block, bounds on the mean gain, and the verdict.
 
-    Made by `Gains.certify`. What it says of a time does not change with what comes after.
+    `Gains.certify` returns it. Values at one time do not depend on later gains.
     """
 
     gains: Gains
     alpha: float
     block: int
     means: np.ndarray
-    """The mean gain of each block."""
+    """Mean gain of each block."""
     ends: np.ndarray
-    """The place of each block's last period."""
+    """Index of the last period of each block."""
 
     @property
     def threshold(self) -> float:
-        """What a gambler must have: two are watched, so 2/alpha."""
+        """Required wealth of independent bets, 2/alpha because there are two bettors."""
         return 2 / self.alpha
 
     @property
     def bet_bound(self) -> tuple[float, float]:
-        """What a bet counts at least and at most; means of independent gains shrink by that root."""
+        """Smallest and largest value of a bet, bound / sqrt(block)."""
         return self.gains.low / np.sqrt(self.block), self.gains.high / np.sqrt(self.block)
 
     @cached_property
     def counted(self) -> np.ndarray:
-        """The mean gain of each block within `bet_bound`."""
+        """Mean gain of each block, clipped to `bet_bound`."""
         return np.clip(self.means, *self.bet_bound)
 
     @cached_property
     def log_better(self) -> np.ndarray:
-        """Logarithm of the wealth of the bet that the policy is better, after each block."""
+        """Log-wealth of the bet that the policy is better, after each block."""
         return log_wealth(self.counted, 0.0, self.bet_bound[0])
 
     @cached_property
     def log_worse(self) -> np.ndarray:
-        """Logarithm of the wealth of the bet that the policy is worse."""
+        """Log-wealth of the bet that the policy is worse, after each block."""
         return log_wealth(-self.counted, 0.0, -self.bet_bound[1])
 
     @cached_property
     def bounds(self) -> MeanBounds:
-        """Lower and upper bound on the mean of bets as counted after each block."""
+        """Bounds on the mean of the clipped bets, after each block."""
         return bounds(self.counted, *self.bet_bound, self.alpha)
 
     @cached_property
     def _excess(self) -> np.ndarray:
-        """Autocorrelation at lag 1, and at lags 1 and 2 together, beyond what independent bets have."""
+        """Autocorrelation at lag 1 and its sum over lags 1 and 2, minus the mean under independence."""
         lags = np.stack([_autocorrelations(self.counted, lag) for lag in (1, 2)])
         return np.cumsum(lags, axis=0)
 
     @property
     def autocorrelation(self) -> np.ndarray:
-        """How far bets foretold the next, -1 to 1, after each block; 0 on average if independent."""
+        """Autocorrelation of the bets at lag 1, after each block; 0 on average if independent."""
         return self._excess[0]
 
     @property
     def autocorrelated(self) -> np.ndarray:
-        """Whether that, or the sum over two lags, is more than one in twenty independent records has."""
+        """Whether the autocorrelation at lag 1, or its sum over two lags, is significant at 5 %."""
         seen = np.arange(1, len(self.means) + 1)
         most = 1.645 * np.sqrt(np.array([[1], [2]]) / (seen + 4))
         return np.any(self._excess > most, axis=0)
 
     @property
     def log_needed(self) -> np.ndarray:
-        """Logarithm of the wealth that is needed after each block.
+        """Logarithm of the required wealth after each block.
 
-        The mean of dependent bets varies as that of fewer independent ones, 1 + 2 (sum of
-        autocorrelations) times fewer. The logarithm of the wealth is proportional to their number.
+        Autocorrelation divides the effective number of bets by 1 + 2 (sum of autocorrelations), and the
+        log-wealth is proportional to that number.
         """
         return np.log(self.threshold) * (1 + 2 * np.maximum(self._excess.max(0), 0.0))
 
     @cached_property
     def _won(self) -> tuple[np.ndarray, np.ndarray]:
-        """After each block, whether the policy may be called better, and worse."""
+        """Whether the policy is certified, and whether it is harmful, after each block."""
         may = (np.arange(1, len(self.means) + 1) >= FEWEST_BLOCKS) & ~self.autocorrelated
         better, worse = (
             (log >= self.log_needed) & may for log in (self.log_better, self.log_worse)
         )
-        # What a bet counts at most must not hide losses or gains that outweigh all others.
+        # Clipping must not hide losses or gains that outweigh all others.
         below = _running_mean(self.gains.values)[self.ends] < 0
         return better & (self.gains.in_full[self.ends] > 0), worse & below
 
     @cached_property
     def decided(self) -> int | None:
-        """The block that brought the verdict, which stays; None before there is one."""
+        """Index of the block that decides the verdict, which is final; None if there is none yet."""
         return min((int(np.argmax(own)) for own in self._won if own.any()), default=None)
 
     @property
     def verdict(self) -> CertificateVerdict:
-        """The first one. `changed` says whether later gains contradict it."""
+        """The first verdict; `changed` reports whether later gains contradict it."""
         if self.decided is None:
             return "not yet"
         return "certified" if self._won[0][self.decided] else "harmful"
 
     @cached_property
     def trust(self) -> float:
-        """How far these bets now justify following the policy, 0 to 1; it can fall after the verdict."""
+        """Current trust in the policy, from 0 to 1; it can fall after the verdict."""
         earned = trust(self.counted, self.bet_bound[0], self.alpha)
         return float(earned[-1]) if len(earned) else 0.0
 
     @property
     def changed(self) -> bool:
-        """Whether no one mean fits all gains, or the opposite verdict has followed the first."""
+        """Whether no single mean is consistent with all gains, or both verdicts have occurred."""
         return bool(self.bounds.changed.any() or all(own.any() for own in self._won))
 
     @property
     def reason(self) -> str | None:
-        """Why no verdict can fall yet, whatever the wealth; None where one can, or has."""
+        """Why no verdict is possible yet at any wealth; None if there is one or it is possible."""
         if self.decided is not None:
             return None
         if len(self.means) < FEWEST_BLOCKS:
@@ -262,7 +266,7 @@ class Certificate:
         return self.summary()
 
     def summary(self) -> str:
-        """The verdict and what it rests on, in a few lines."""
+        """Return the verdict and its evidence in a few lines."""
         g, n = self.gains, len(self.means)
         lines = [f"{self.verdict}: {g.policy} against {g.baseline}{self._when()}"]
         if not n:
@@ -294,11 +298,11 @@ class Certificate:
         if self.reason is not None:
             lines.append(f"  {self.reason}")
         if self.changed:
-            lines.append("  the gains have changed over time: no one mean fits them all")
+            lines.append("  the gains have changed over time: no single mean fits them all")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The contract of `apportion certify --json`."""
+        """Return the result of `apportion certify --json`."""
         g, some = self.gains, len(self.means) > 0
         labels = g.labels()
         return {
@@ -334,7 +338,7 @@ class Certificate:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each bet."""
+        """Return a table with one row per bet."""
         return pd.DataFrame(
             {
                 "period": self.gains.labels()[self.ends],
@@ -359,7 +363,7 @@ class Certificate:
         if self.decided is not None:
             above.axvline(self.decided + 1, color="black", linestyle=":", linewidth=1)
         above.set_yscale("log")
-        above.set_ylabel("wealth; dashed: what is needed")
+        above.set_ylabel("wealth (dashed: required)")
         above.set_title(
             f"{g.policy} against {g.baseline}: {self.verdict}{self._when()}",
             loc="left",
@@ -370,7 +374,7 @@ class Certificate:
         below.plot(bets, 100 * np.cumsum(self.counted) / bets)
         below.axhline(0, color="black", linewidth=1)
         below.set_ylabel(f"mean gain, points\nof {g.unit}", fontsize=9)
-        # By bets and not by days: a record may have long gaps.
+        # The axis counts bets and not days, because a record can have long gaps.
         shown = np.unique(np.linspace(0, max(len(bets) - 1, 0), 7).round().astype(int))[: len(bets)]
         below.set_xticks(bets[shown], [str(day) for day in g.labels()[self.ends[shown]]])
         below.set_xlabel(f"{g.period} of the bet")
@@ -385,22 +389,22 @@ class Certificate:
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the values so far, without those that are missing; 0 before the first."""
+    """Return the running mean without missing values; 0 before the first value."""
     seen = np.cumsum(~np.isnan(values))
     return np.cumsum(np.nan_to_num(values)) / np.maximum(seen, 1)
 
 
 def _autocorrelations(values: np.ndarray, lag: int) -> np.ndarray:
-    """The autocorrelation of all values so far, less what independent values have on average (below 0).
+    """Return the running autocorrelation minus its mean for independent values, which is negative.
 
-    It is 0 where all values are the same.
+    It is 0 if all values are equal.
 
     >>> _autocorrelations(np.array([1.0, -1.0, 1.0, -1.0]), 1).round(2).tolist()
     [0.0, 0.0, -0.33, -0.5]
     """
     if len(values) <= lag:
         return np.zeros(len(values))
-    # From the first value on: sums of squares of large values with a small spread would be inexact.
+    # Shift by the first value, since sums of squares of large values with a small spread are inexact.
     values = values - values[0]
     seen = np.arange(1, len(values) + 1)
     sums, squares = np.cumsum(values), np.cumsum(values**2)
@@ -416,9 +420,9 @@ def _autocorrelations(values: np.ndarray, lag: int) -> np.ndarray:
 
 
 FEWEST_BLOCKS = 20
-"""Bets before any verdict: among fewer, dependence is not seen."""
+"""Number of bets before any verdict; with fewer, autocorrelation is not detected."""
 _MOST = 690.0
-"""Beyond this a wealth is shown as e^690: larger ones are no floating-point numbers."""
+"""Largest log-wealth that is converted to a float; e^710 overflows."""
 
 
 def _wealth(logarithm: float) -> float:

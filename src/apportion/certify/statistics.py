@@ -1,8 +1,8 @@
-"""How sure are we: estimates with t intervals over independent units, and what may be said from them.
+"""Estimates with t intervals over independent units, and the outcome of claims about them.
 
-Every comparison the package prints goes through here. Each interval is a t interval at the level of the
-independent unit, since percentile bootstraps of 3, 6, 10 or 12 units cover 75, 86, 89 or 91 % where 95 is
-printed; `benchmarks/coverage.py` measures how often these cover in the layout of every study.
+All comparisons in the package use these functions. They use t intervals over independent units, because
+95 % percentile bootstraps of 3, 6, 10 or 12 units cover only 75, 86, 89 or 91 %. `benchmarks/coverage.py`
+measures the coverage in the layout of every study.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ class Estimate:
     high: float
     n: int
     error: float | None = None
-    """Its standard error, where the interval is from a t distribution."""
+    """Standard error, if the interval is a t interval."""
     freedom: float | None = None
-    """The degrees of freedom of that distribution."""
+    """Degrees of freedom of the t distribution."""
 
     def __str__(self) -> str:
         return f"{self.value:+.4g} [{self.low:+.4g}, {self.high:+.4g}] (n = {self.n})"
@@ -41,11 +41,11 @@ class Estimate:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p-value of 0, from the same t distribution as the interval."""
+        """Two-sided p-value of the null hypothesis 0, from the same t distribution as the interval."""
         return p_value(self, above=0.0)
 
     def to_dict(self) -> dict[str, float]:
-        """Plain numbers, for a table or JSON."""
+        """Return the numbers for a table or JSON."""
         numbers = {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
         return numbers if self.p is None else {**numbers, "p": self.p}
 
@@ -74,26 +74,13 @@ def judge(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) 
     return "does-not-hold" if outside else "not-established"
 
 
-def at_edge(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) -> bool:
-    """Whether what `judge` says might soon be otherwise: an end of the interval lies within a quarter of
-    its width of a bound.
+def in_words(outcome: str) -> str:
+    """An outcome as it is read.
 
-    >>> at_edge(Estimate(1.0, 0.2, 1.8, 9), above=0), at_edge(Estimate(1.0, 0.5, 1.5, 9), above=0)
-    (True, False)
+    >>> in_words("not-established")
+    'not established'
     """
-    width = estimate.high - estimate.low
-    ends, bounds = (estimate.low, estimate.high), (above, below)
-    near = (abs(end - bound) < width / 4 for end in ends for bound in bounds)
-    return bool(np.isfinite(width)) and any(near)
-
-
-def in_words(outcome: str, barely: bool = False) -> str:
-    """An outcome as it is read; one at its edge says so.
-
-    >>> in_words("not-established"), in_words("holds", barely=True)
-    ('not established', 'holds, barely')
-    """
-    return outcome.replace("-", " ") + (", barely" if barely else "")
+    return outcome.replace("-", " ")
 
 
 def p_value(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) -> float | None:
@@ -110,7 +97,7 @@ def p_value(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for being several (Holm 1979): all errors together stay below the level.
+    """Adjust p-values for multiple comparisons (Holm 1979).
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -124,16 +111,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_over(values: np.ndarray) -> Estimate:
-    """The mean of independent values with its t interval; one value has an infinite one.
+    """Return the mean of independent values with its t interval, which is infinite for one value.
 
     >>> str(mean_over(np.array([1.0, 2.0, 3.0])))
     '+2 [-0.4841, +4.484] (n = 3)'
     """
     values = np.asarray(values, float)
     if values.ndim != 1 or len(values) == 0:
-        raise InputError(
-            f"values: shape {values.shape}; a non-empty one-dimensional array is needed"
-        )
+        raise InputError(f"values: shape {values.shape}; pass a non-empty one-dimensional array")
     if not np.isfinite(values).all():
         raise InputError(f"values: {np.count_nonzero(~np.isfinite(values))} are not finite")
     n = len(values)
@@ -142,10 +127,10 @@ def mean_over(values: np.ndarray) -> Estimate:
 
 
 def of_means(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """A smooth function of the mean over independent units (the first axis), by the jackknife.
+    """Estimate a smooth function of the mean over independent units (the first axis) by the jackknife.
 
-    `statistic` takes one mean, or many stacked along the first axis. Of a positive number take the log,
-    and `Estimate`'s ends back: its interval is not symmetric. Of the least of several numbers ask each.
+    `statistic` takes one mean, or several stacked along the first axis. For a positive quantity, estimate
+    its logarithm and transform the interval back. A minimum is not smooth; estimate its terms instead.
 
     >>> found = of_means(np.array([[1.0, 2.0], [3.0, 2.0], [2.0, 3.0]]), lambda m: m[..., 0] / m[..., 1])
     >>> round(found.value, 3), found.n
@@ -161,7 +146,7 @@ def of_means(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) 
 
 
 def _t_estimate(value: float, error: float, freedom: float, n: int) -> Estimate:
-    """A value with the t interval of its standard error; infinite where there is no second unit."""
+    """Return a value with its t interval, which is infinite without degrees of freedom."""
     if freedom <= 0 or not np.isfinite(error):
         return Estimate(value, -np.inf, np.inf, n)
     reach = float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * float(error)
@@ -169,25 +154,42 @@ def _t_estimate(value: float, error: float, freedom: float, n: int) -> Estimate:
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """Paired comparison: the mean of first - second over experiments that share everything else.
+    """Compare paired experiments by the mean of their differences.
 
+    Parameters
+    ----------
+    first, second : array of shape (experiments,)
+        Results of both methods in the same experiments, such as rewards per task or per seed.
+
+    Returns
+    -------
+    Estimate
+        Mean of first - second with its 95 % t interval over the experiments.
+
+    Raises
+    ------
+    InputError
+        If the shapes differ, or values are missing or not finite.
+
+    Examples
+    --------
     >>> compare(np.array([2.0, 3.0, 5.0]), np.array([1.0, 2.0, 4.0])).value
     1.0
     """
     first, second = np.asarray(first, float), np.asarray(second, float)
     if first.shape != second.shape:
         raise InputError(
-            f"paired comparison: {first.shape} against {second.shape} experiments; pairs must match"
+            f"paired comparison: shapes {first.shape} and {second.shape} differ; pairs must match"
         )
     return mean_over(first - second)
 
 
 def over_rows_and_columns(table: np.ndarray) -> Estimate:
-    """The mean over a table of two crossed factors, such as experiments by years, both sampled.
+    """Estimate the mean of a table of two crossed random factors, such as experiments by years.
 
-    What rows have in common, what columns have in common and what is left have a mean square each; the
-    mean's variance is that of rows plus that of columns less what both count, and its degrees of freedom
-    are Satterthwaite's, never fewer than the rarer factor has. n is the number of that factor's units.
+    The variance of the mean is MS(rows) + MS(columns) - MS(residual), over the number of cells. Its degrees
+    of freedom are Satterthwaite's, but at least those of the factor with fewer levels; n is the number of
+    these levels.
 
     >>> over_rows_and_columns(np.array([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])).n
     2
@@ -206,20 +208,19 @@ def over_rows_and_columns(table: np.ndarray) -> Estimate:
         spread = float((squares**2 / freedoms**3).sum())
         freedom = max(both**2 / spread, min(rows, columns) - 1)
     else:
-        # Neither factor shows: the cells are as good as independent.
+        # Neither factor has a visible effect, so cells are treated as independent.
         both, freedom = of_rest, freedoms[2]
     error = float(np.sqrt(both / array.size))
     return _t_estimate(float(mean), error, float(freedom), min(rows, columns))
 
 
 def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
-    """sum(gains) / sum(sizes), with an interval that is robust to clusters.
+    """Estimate sum(gains) / sum(sizes) with a cluster-robust interval.
 
-    Each clustering is the same whole cut another way, such as by day and by station: what each cluster
-    gained, and its size. The ratio is linearised; each clustering's variance is that of its clusters'
-    sums, and they are added, which errs on the side of width (Cameron, Gelbach and Miller 2011 take
-    off that of the single cells). The t distribution has as many degrees of freedom as the coarsest
-    clustering has clusters, less one.
+    Each clustering is a pair (gains, sizes) of sums over clusters of the same data, such as days or
+    stations. The ratio is linearised. The variances of the clusterings are added, which is conservative
+    (Cameron, Gelbach and Miller 2011 subtract the variance of the intersections). The degrees of freedom
+    are Satterthwaite's, and not fewer than the coarsest clustering has; n is the number of its clusters.
 
     Examples
     --------
@@ -227,30 +228,33 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
     >>> clustered_ratio((gains, np.ones(40))).n
     40
     """
-    variance, units, ratio = 0.0, np.inf, None
+    variances, freedoms, ratio = [], [], None
     for gains, sizes in clusterings:
         gains, sizes = np.asarray(gains, float).ravel(), np.asarray(sizes, float).ravel()
         if gains.shape != sizes.shape or not sizes.sum() > 0:
             raise InputError(
-                f"clusters: {gains.size} gains of {sizes.size} sizes that sum to {sizes.sum():g}; "
-                "each cluster needs both, and some size"
+                f"clusters: {gains.size} gains and {sizes.size} sizes with the sum {sizes.sum():g}; "
+                "pass one gain and one size per cluster, with a positive sum of sizes"
             )
-        # A cluster of no size, such as a station in no task, is none.
+        # A cluster without size, such as a station in no task, does not count.
         gains, sizes = gains[sizes > 0], sizes[sizes > 0]
         ratio = float(gains.sum() / sizes.sum()) if ratio is None else ratio
         count = len(gains)
         rest = (gains - ratio * sizes) / sizes.sum()
-        variance += count / max(count - 1, 1) * float((rest**2).sum())
-        units = min(units, count)
+        variances.append(count / max(count - 1, 1) * float((rest**2).sum()))
+        freedoms.append(count - 1)
     assert ratio is not None, "at least one clustering is given"
-    return _t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units))
+    fewest, whole = min(freedoms), float(np.sum(variances))
+    freedom = fewest
+    if fewest > 0 and whole > 0:
+        freedom = max(fewest, whole**2 / np.sum(np.square(variances) / np.array(freedoms)))
+    return _t_estimate(ratio, float(np.sqrt(whole)), float(freedom), fewest + 1)
 
 
 def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int = 21) -> Estimate:
-    """A statistic of daily records, with the t interval of a jackknife that leaves out a block of days
-    at a time: days may be autocorrelated, blocks of a month hardly are.
+    """Estimate a statistic of daily records by a block jackknife, since days can be autocorrelated.
 
-    Records too short for six such blocks are cut into six shorter ones. n is the number of blocks.
+    Records too short for six blocks are divided into six shorter blocks. n is the number of blocks.
 
     >>> over_blocks(np.mean, np.sin(np.arange(500.0))).n
     23
@@ -267,7 +271,7 @@ def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int 
 
 
 def interval(drawn: np.ndarray) -> tuple[float, float]:
-    """Both ends of the middle part of resampled statistics; what is not finite is left out."""
+    """Return the percentile interval of resampled statistics, without values that are not finite."""
     finite = drawn[np.isfinite(drawn)]
     if not len(finite):
         return float("nan"), float("nan")

@@ -1,7 +1,7 @@
-"""The command line: finds the command, runs it, and turns what happens into an exit code.
+"""The command line: find the command, run it and exit with a code.
 
-0 is done; 2 is for what the user can fix, with one sentence on standard error; 1 is a bug. With
-`--json` standard output carries one JSON object and nothing else. JAX starts only where it is needed.
+Exit code 0 is success; 2 is an error that the user can fix, with one sentence on standard error; 1 is a
+bug. With `--json`, standard output is one JSON object. JAX starts only if a command needs it.
 """
 
 import os
@@ -16,29 +16,29 @@ from typing import Any, TextIO
 from apportion.errors import InputError
 
 COMMANDS = {
-    "demo": "the method on embedded data, one page, minutes on 2 cores",
-    "train": "train a policy, and keep it in a folder",
+    "demo": "show the method on embedded data, on one page, in minutes on 2 cores",
+    "train": "train a policy and save it in a folder",
     "resume": "continue a run exactly where it stopped",
-    "backtest": "a trained policy on past data, with baselines",
-    "certify": "may a policy be switched on? certified, not yet, or harmful",
-    "allocate": "the next period's allocation",
-    "serve": "a live controller: HTTP, a page, and what the domain speaks",
-    "study": "a figure or claim of the paper, with its verdict",
-    "report": "one HTML page of a run or a study",
-    "check": "versions, devices, extras; what is wrong with a data file",
+    "backtest": "test a trained policy on past data, with baselines",
+    "certify": "test whether a policy is better than a baseline: certified, not yet, or harmful",
+    "allocate": "compute the allocation of the next period",
+    "serve": "run a live controller: HTTP, a page, and the protocols of the domain",
+    "study": "reproduce a figure or claim of the paper, with a verdict",
+    "report": "write one HTML page of a run or a study",
+    "check": "show versions, devices and extras; validate data files",
 }
-"""Each command and its purpose."""
+"""Purpose of each command."""
 
 _HELP = """usage: apportion COMMAND [OPTIONS]
 
-Learn to share out a resource over time: one policy for every subset of a universe of entities.
+Learn to allocate a resource over time: one policy for every subset of a universe of entities.
 
 commands:
 {commands}
 
 examples:
   apportion demo
-  apportion train --help                    what can be trained
+  apportion train --help                    list the domains
   apportion train NAME --out runs/first
   apportion backtest runs/first --json
   apportion certify runs/first --against NAME
@@ -49,8 +49,8 @@ All options of a command: apportion COMMAND --help
 """
 
 _WAY_OUT = (
-    "make room or choose a place that can be written to; what was saved before is whole, and a run "
-    "goes on with `apportion resume`"
+    "free some space or choose a writable folder; what was saved before is intact, and "
+    "`apportion resume` continues a run"
 )
 
 
@@ -70,15 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("apportion: stopped at once, nothing more was saved", file=sys.stderr, flush=True)
         if arguments is None:
-            # Compiled work may still run, and would crash in a process that is being taken apart.
+            # Compiled work may still run in a thread, and would crash during an ordinary exit.
             os._exit(2)
         code = 2
     except BrokenPipeError:
-        # The reader of standard output has closed it, as `| head` does.
+        # The reader, such as `| head`, has closed standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 2
     except Exception as error:
-        # Disks that are full, names that are too long, links in a circle, limits on the size of files.
+        # Such as full disks, long names, circular links, and limits on file sizes.
         if isinstance(error, OSError) and error.errno is not None:
             place = f"{error.filename}: " if error.filename else ""
             print(f"apportion: {place}{error.strerror}; {_WAY_OUT}", file=sys.stderr)
@@ -93,15 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end(number: int, frame: Any) -> None:
-    """As Ctrl-C, once: `timeout` sends a signal again while the first is answered."""
+    """Raise `KeyboardInterrupt` once; `timeout` can send the signal twice."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _run(argv: list[str], out: TextIO) -> None:
-    """Run one command; what it returns, or the help that was asked for, is written to `out`."""
+    """Run one command and write its result, or the help, to `out`."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        # Without the parser, which takes longer to start than this takes to read.
+        # Without the parser, which is slow to import.
         lines = [f"  {name:12} {purpose}" for name, purpose in COMMANDS.items()]
         out.write(_HELP.format(commands="\n".join(lines)))
         return
@@ -130,17 +130,17 @@ def _run(argv: list[str], out: TextIO) -> None:
 
 @contextmanager
 def _only_results_on_stdout() -> Iterator[TextIO]:
-    """Hand out a stream for results; whatever else writes to standard output goes to the logs.
+    """Yield a stream for results, and redirect all other standard output to standard error.
 
-    The switch is made on the file descriptor, so that it holds for libraries and child processes.
+    The file descriptor is redirected, which includes libraries and child processes.
     """
     if sys.stderr is None:
-        # Closed: what is said goes nowhere, and no other file takes its number.
+        # Standard error is closed: discard messages, and prevent other files from taking its number.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
     if sys.stdout is None:
         raise InputError(
-            "standard output is closed; leave it open, or send it to a file or /dev/null"
+            "standard output is closed; leave it open, or redirect it to a file or /dev/null"
         )
     sys.stdout.flush()
     results = os.dup(1)

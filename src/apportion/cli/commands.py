@@ -1,8 +1,8 @@
 """The commands: plain functions, or functions that `make_NAME` builds for the arguments of a call.
 
-The built ones take the options of a domain: of the one to train in, or of the run's. A command checks its
-arguments before it imports what starts JAX, so that mistakes are reported at once. It returns what is
-printed: text, or with `--json` plain values.
+Functions built by `make_NAME` have the options of a domain, given by name or by its run. A command checks
+its arguments before it imports modules that start JAX, so that mistakes are reported at once. It returns
+the text to print or, with `--json`, plain values.
 """
 
 import time
@@ -53,23 +53,23 @@ from apportion.runs.signals import stoppable
 Command = Callable[..., Any] | App
 
 _DEMO_PAGE = "index.html"
-"""What `demo` writes."""
-_TRAIN = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
-What --config leaves out has the default shown; what the command line gives goes before both.
-Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
+"""File that `demo` writes."""
+_TRAIN = """The folder contains everything about the run: settings, metrics, checkpoints, policy.
+Options on the command line take precedence over --config, and --config over the defaults.
+Ctrl-C saves the state, and `apportion resume DIR` continues exactly there."""
 
 
 def make_train(arguments: Sequence[str]) -> Command:
-    """`train NAME`, for the named domain, or for all domains in the help."""
+    """Build `train NAME` for the named domain, or for all domains in the help."""
     named = [find_domain(arguments[0])] if arguments and arguments[0][:1] != "-" else all_domains()
     shown = examples("train", all_domains(), "train NAME --out runs/first")
-    app = App(name="train", help=f"Train a policy and keep it in a folder.\n\n{shown}")
+    app = App(name="train", help=f"Train a policy and save it in a folder.\n\n{shown}")
     for domain in named:
         kind = domain.settings_for(_learner(arguments))
         text = [(kind.__doc__ or "").partition("\n")[0], _TRAIN]
         if domain.variants:
             learners = " or ".join(f"`--learner {learner}`" for learner in domain.variants)
-            text.append(f"Each learner has options of its own: give {learners} before `--help`.")
+            text.append(f"Each learner has its own options: put {learners} before `--help`.")
         text.append(examples("train", [domain], f"train {domain.name} --out runs/first"))
         config = (refuse_fractions, _settings_file(domain, kind))
         made = App(name=domain.name, help="\n\n".join(text), config=config)
@@ -79,7 +79,7 @@ def make_train(arguments: Sequence[str]) -> Command:
 
 
 def _learner(arguments: Sequence[str]) -> dict[str, Any]:
-    """The learner of the command line, else of the settings file; empty if neither gives one."""
+    """Return the learner of the command line or of the settings file; empty if neither has one."""
     given, file = value_of("--learner", arguments), value_of("--config", arguments)
     if given is None and file is not None:
         given = read_toml(file).get("learner")
@@ -88,7 +88,7 @@ def _learner(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _settings_file(domain: Domain, kind: type) -> Callable[..., None]:
     def apply(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Take from the file of `--config` what the command line does not give."""
+        """Fill in from the file of `--config` the options that are not on the command line."""
         for token in arguments["--config"].tokens:
             values = read_settings(token.value, domain.name, kind)
             Dict(values, source=token.value, use_commands_as_keys=False)(app, commands, arguments)
@@ -97,7 +97,7 @@ def _settings_file(domain: Domain, kind: type) -> Callable[..., None]:
 
 
 def _train(domain: Domain, kind: type) -> Callable[..., Any]:
-    """The command that trains in one domain: the fields of its settings are the options."""
+    """Build the command that trains in one domain, with the fields of its settings as options."""
 
     def command(
         *,
@@ -112,11 +112,11 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         Parameters
         ----------
         out
-            Folder of the run, made by it.
+            New folder of the run.
         config
-            TOML file of settings; any run's settings.toml is one.
+            TOML file of settings, such as the settings.toml of a run.
         """
-        # Files by their full path, so that the run's settings serve from any folder.
+        # Save full paths, so that the settings are valid in any working directory.
         values = {field.name: getattr(settings, field.name) for field in fields(settings)}
         paths = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
         with open_progress(quiet=quiet) as progress:
@@ -127,7 +127,7 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
 
 
 def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> Any:
-    """Start a run and return its outcome; folder and data are checked before JAX starts."""
+    """Start a run and return its outcome; check folder and data before JAX starts."""
     require_free(folder, unfinished=UNFINISHED)
     prepared = domain.prepare(settings)
     from apportion.runs.runner import start_run
@@ -136,18 +136,18 @@ def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> A
 
 
 def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
-    """The message of a command that trains; `outcome` is None if the run was already finished."""
+    """Return the output of a command that trains; `outcome` is None if the run was already finished."""
     if as_json:
         return {"folder": str(folder), "results": load_run(folder).results}
     if outcome is None:
-        return f"the run in {folder} is finished; nothing was left to do"
+        return f"the run in {folder} is already finished"
     return f"{outcome.summary}\nwrote {folder}"
 
 
 def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = False) -> Any:
     """Continue a run exactly where it stopped.
 
-    Every number comes out as if the run had never stopped.
+    The results are the same as those of a run without interruption.
 
     Example: `apportion resume runs/first`
 
@@ -173,7 +173,7 @@ def _resume(folder: Path, progress: Progress) -> Any:
 
 
 def make_demo(arguments: Sequence[str]) -> Command:
-    """`demo`: all installed domains on one page; `demo NAME`: the demo run of one domain."""
+    """Build `demo` (all installed domains on one page) or `demo NAME` (the demo run of one domain)."""
     if arguments and arguments[0][:1] != "-":
         return _demo_of(find_domain(arguments[0]))
 
@@ -187,8 +187,8 @@ def make_demo(arguments: Sequence[str]) -> Command:
         """Show the method on embedded data, in minutes on 2 cores: one page for all installed domains.
 
         Compares single-task, multi-task and prioritised learning, after equally many updates, with the
-        usual rule. Ends with the path of index.html. With the name of a domain that has one, runs its
-        own demo: a policy trained, tested and kept in a folder.
+        usual rule, and prints the path of index.html. With the name of a domain, runs the demo of that
+        domain: it trains, tests and saves a policy.
 
         SHOWN
 
@@ -212,12 +212,10 @@ def make_demo(arguments: Sequence[str]) -> Command:
 
 
 def _demo_of(domain: Domain) -> Command:
-    """The demo run of one domain."""
+    """Build the demo run of one domain."""
     chosen = domain.demo()
     if chosen is None:
-        raise InputError(
-            f"{domain.name} has no demo run of its own; `apportion demo` shows all domains"
-        )
+        raise InputError(f"{domain.name} has no demo run; `apportion demo` shows all domains")
 
     def command(
         name: str,
@@ -231,7 +229,7 @@ def _demo_of(domain: Domain) -> Command:
     ) -> Any:
         """Train and test a policy of one domain on embedded data, and write a page.
 
-        Ends with the path of report.html. Given again, it continues where it was stopped.
+        Prints the path of report.html. Run it again to continue where it stopped.
 
         Parameters
         ----------
@@ -246,7 +244,7 @@ def _demo_of(domain: Domain) -> Command:
         file = out / "settings.toml"
         begun = file.is_file()
         if begun and file.read_text("utf-8") != to_toml(settings, domain.name):
-            raise InputError(f"{out}: holds another run; choose another folder with --out")
+            raise InputError(f"{out}: contains another run; choose another folder with --out")
         from apportion.report import write_report
 
         with open_progress(quiet=quiet) as progress:
@@ -261,14 +259,14 @@ def _demo_of(domain: Domain) -> Command:
 
 
 def _for_run(command: str, arguments: Sequence[str], *own: str) -> tuple[Any, dict[str, type], str]:
-    """The domain of the run that a command is given, the options it takes, and its examples."""
+    """Return the domain of the run in the arguments, the options of the command, and its examples."""
     domain = domain_of(arguments, command)
     asked = all_domains() if domain is None else [domain]
     return domain, option_kinds(command, asked), examples(command, asked, *own)
 
 
 def make_backtest(arguments: Sequence[str]) -> Command:
-    """`backtest DIR`, with the options of the run's domain."""
+    """Build `backtest DIR` with the options of the run's domain."""
     return _ask_of_run(
         "backtest",
         arguments,
@@ -277,14 +275,14 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         "DIR",
         _check_new_folder,
         _write_folder,
-        PURPOSE="Backtest a trained policy, with everything beside it that people use without it.",
-        WRITTEN="A new folder for the results: JSON, a table and a picture.",
-        FORCED="Write to an --out that holds an earlier backtest, and replace it.",
+        PURPOSE="Backtest a trained policy and baselines that need no training.",
+        WRITTEN="A new folder for the results: JSON, a table and a plot.",
+        FORCED="Replace an earlier backtest in the folder of --out.",
     )
 
 
 def make_allocate(arguments: Sequence[str]) -> Command:
-    """`allocate DIR`, with the options of the run's domain."""
+    """Build `allocate DIR` with the options of the run's domain."""
     return _ask_of_run(
         "allocate",
         arguments,
@@ -293,9 +291,9 @@ def make_allocate(arguments: Sequence[str]) -> Command:
         "FILE.csv|FILE.json",
         _check_file,
         _write_file,
-        PURPOSE="Compute the next period's allocation of a trained policy.",
-        WRITTEN="Write the result to this new file, too.",
-        FORCED="Replace the file of --out, if there is one; a file of a run never is.",
+        PURPOSE="Compute the allocation of a trained policy for the next period.",
+        WRITTEN="Also write the result to this new file.",
+        FORCED="Replace the file of --out if it exists; files of a run are never replaced.",
     )
 
 
@@ -309,7 +307,7 @@ def _ask_of_run(
     write: Callable[[Any, Path, bool], None],
     **words: str,
 ) -> Command:
-    """Build a command that calls a run's domain and prints the result, or writes it to a `place`."""
+    """Build a command that calls the domain of a run and prints the result, or writes it to `place`."""
     domain, kinds, shown = _for_run(name, arguments, example)
 
     def command(
@@ -337,7 +335,7 @@ def _ask_of_run(
         """
         run, own = finished_run(folder, domain), options.get(domain.name)
         if force and out is None:
-            raise InputError("--force replaces the file of --out; give both, or neither")
+            raise InputError("--force replaces the file of --out; use both options, or neither")
         if out is not None:
             check(out, own, force)
         with open_progress(quiet=quiet) as progress:
@@ -352,16 +350,16 @@ def _ask_of_run(
 
 
 _HALF_WRITTEN = ("table.csv", "figure.png")
-"""What a backtest that was killed may have left: its results come last."""
+"""Files that a killed backtest can leave; the results are written last."""
 
 
 def _check_new_folder(out: Path, options: Any, force: bool) -> None:
-    """Refuse a folder that holds anything, before any work; with `force`, anything but a backtest."""
+    """Raise if the folder has files; with `force`, files other than a backtest's."""
     require_free(out, unfinished=(*_HALF_WRITTEN, *(["results.json"] if force else [])))
 
 
 def _write_folder(result: PlottedResult, out: Path, force: bool) -> None:
-    """Write the table, the picture and the results of a backtest to a new folder."""
+    """Write the table, the plot and the results of a backtest to a new folder."""
     with only_writer(out):
         _check_new_folder(out, None, force)
         _write_file(result, out / "table.csv")
@@ -370,12 +368,12 @@ def _write_folder(result: PlottedResult, out: Path, force: bool) -> None:
 
 
 def _check_file(out: Path, options: Any, force: bool) -> None:
-    """Refuse a file that cannot be written, or is among those that are read, before any work."""
+    """Raise if a file cannot be written, or is an input of the command."""
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
     given = [] if options is None else [getattr(options, field.name) for field in fields(options)]
     if out.resolve() in {path.resolve() for path in given if isinstance(path, Path)}:
-        raise InputError(f"{out}: is read as well; choose another file to write to")
+        raise InputError(f"{out}: is also an input; choose another file to write to")
     if out.is_dir():
         raise InputError(f"{out}: is a folder; choose a file")
     require_new(out, force=force)
@@ -391,11 +389,11 @@ def _write_file(result: Result, out: Path, force: bool = False) -> None:
 
 
 def make_serve(arguments: Sequence[str]) -> Command:
-    """`serve DIR`, with the options of the run's domain."""
+    """Build `serve DIR` with the options of the run's domain."""
     domain, kinds, shown = _for_run("serve", arguments, "serve runs/first")
 
     def command(folder: RunFolder, /, **options: Any) -> Any:
-        """Let a trained policy decide live, until Ctrl-C.
+        """Run a trained policy as a live controller until Ctrl-C.
 
         The options are those of the run's domain.
 
@@ -407,7 +405,7 @@ def make_serve(arguments: Sequence[str]) -> Command:
 
 
 def make_certify(arguments: Sequence[str]) -> Command:
-    """`certify DIR`, with the options of the run's domain."""
+    """Build `certify DIR` with the options of the run's domain."""
     own = "certify runs/first --against NAME"
     domain, kinds, shown = _for_run("certify", arguments, own)
     files = [found.live_file for found in all_domains() if found.live_file]
@@ -424,12 +422,12 @@ def make_certify(arguments: Sequence[str]) -> Command:
         json: Json = False,
         **options: Any,
     ) -> Any:
-        """Say whether a policy may be switched on: certified, not yet, or harmful.
+        """Test whether a policy is better than a baseline: certified, not yet, or harmful.
 
-        The policy runs in the shadow of a baseline on data it was not trained on, and two gamblers bet
-        on its gains: one that it is better, one that it is worse. Who has 2/alpha has won. Ask as often as
-        you like, with more data each time: a wrong verdict has probability alpha at most over all times
-        together. The options are those of the run's domain.
+        Compares policy and baseline on data that the policy was not trained on. Two bets on the gains, one
+        that the policy is better and one that it is worse, win at the wealth 2/alpha. Repeat the test as
+        often as you like with more data: the probability of a wrong verdict is at most alpha over all
+        repetitions together. The options are those of the run's domain.
 
         SHOWN
 
@@ -438,17 +436,17 @@ def make_certify(arguments: Sequence[str]) -> Command:
         folder
             Folder of a finished runFILES.
         against
-            What decides today, by its name, or the folder of another run.
+            Name of the baseline, or the folder of another run.
         alpha
-            How likely a wrong verdict may be, between 0 and 1.
+            Probability of a wrong verdict, between 0 and 1.
         block
-            Consecutive periods whose mean is one bet, because gains of neighbouring periods depend on each
-            other; by default 28 days, 13 weeks, 5 rounds or 1 federation.
+            Consecutive periods whose mean is one bet, because gains of neighbouring periods are dependent;
+            by default 28 days, 13 weeks, 5 rounds or 1 federation.
         out
-            Folder for the certificate: JSON, a table and a plot; by default the run's, whose earlier
-            certificate it replaces.
+            Folder for the certificate: JSON, a table and a plot. By default the folder of the run, whose
+            earlier certificate is replaced.
         force
-            Replace the certificate that --out holds, if there is one.
+            Replace an earlier certificate in the folder of --out.
         """
         source = folder if folder.is_file() else finished_run(folder, domain)
         own = options.get(domain.name)
@@ -482,7 +480,7 @@ _CERTIFICATE = ("certificate.json", "certificate.csv", "certificate.png")
 
 
 def make_study(arguments: Sequence[str]) -> Command:
-    """`study NAME`."""
+    """Build `study NAME`."""
     from apportion.studies.registry import (
         Request,
         Scale,
@@ -511,7 +509,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         json: Json = False,
         quiet: Quiet = False,
     ) -> Any:
-        """Run a figure or claim of the paper: data, table, picture, and a verdict on each claim.
+        """Reproduce a figure or claim of the paper: data, table, plot, and a verdict on each claim.
 
         SHOWN
 
@@ -520,44 +518,43 @@ def make_study(arguments: Sequence[str]) -> Command:
         Parameters
         ----------
         name
-            Which study, or all.
+            Name of the study, or all.
         out
-            Folder to write to; with all, one folder for each study inside it.
+            Folder to write to; for all, it gets one folder per study.
         scale
-            quick takes minutes on 2 cores; paper is the paper's size, for a GPU.
+            quick takes minutes on 2 cores; paper is the size of the paper, for a GPU.
         prices
-            Daily prices for the studies of the market; without it, the 20 embedded stocks.
+            File of daily prices for market studies; by default the 20 embedded stocks.
         allow_jumps
-            Take these moves of a day as they are, each TICKER:DAY; without any, every one.
+            Accept these price jumps, each as TICKER:DAY; without values, accept all jumps.
         images
-            A file such as the usual mnist.npz for the studies of federations; else 5,000 digits.
+            File such as mnist.npz for studies of federations; by default 5,000 embedded digits.
         draw
-            Compute nothing: table, picture and verdicts from the cells in the folder.
+            Compute nothing; write table, plot and verdicts from the saved cells.
         processes
-            So many processes of this machine compute at once, each the next program: one alone seldom
-            fills a GPU.
+            Number of processes on this machine; one process seldom fills a GPU.
         on
-            Where to compute: on this machine, or on a Ray cluster.
+            Compute on this machine, or on a Ray cluster.
         address
-            Address of the Ray cluster; without it that of RAY_ADDRESS, or a new cluster on this machine.
+            Address of the Ray cluster; by default RAY_ADDRESS, or a new cluster on this machine.
         """
         begun = time.monotonic()
         check_seed(seed)
         if address is not None and on != "ray":
-            raise InputError(f"--address {address} needs --on ray; add it, or leave it out")
+            raise InputError(f"--address {address} needs --on ray; add it, or omit --address")
         if processes < 1:
-            raise InputError(f"processes is {processes}; give at least 1")
+            raise InputError(f"processes is {processes}; it must be at least 1")
         if processes > 1 and (on == "ray" or draw):
             other = "--on ray" if on == "ray" else "--draw"
             raise InputError(
-                f"--processes {processes} computes on this machine; leave {other} out, or --processes"
+                f"--processes {processes} computes on this machine; omit {other} or --processes"
             )
         for folder in [out / study for study in installed_studies()] if name == "all" else [out]:
             require_writable(folder)
             found = sorted(e.name for e in folder.glob("*") if not e.name.startswith("."))
             if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
                 raise InputError(
-                    f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
+                    f"{folder}: contains other files, such as {found[0]}; choose a new or an empty folder"
                 )
         request = Request(
             scale, seed, prices, images, ("all",) if allow_jumps == () else allow_jumps
@@ -590,8 +587,8 @@ def make_study(arguments: Sequence[str]) -> Command:
 def report_command(folder: Folder, /, *, inline: bool = False, json: Json = False) -> Any:
     """Write one HTML page of a run or a study.
 
-    The page is report.html in the folder, and opens from disk without network. Its plots are drawn by
-    plotly.min.js, which is written beside it.
+    The page is report.html in the folder, and opens from disk without network. Its plots need
+    plotly.min.js, which is written next to it.
 
     Example: `apportion report runs/first`
 
@@ -600,7 +597,7 @@ def report_command(folder: Folder, /, *, inline: bool = False, json: Json = Fals
     folder
         Folder of a run or a study.
     inline
-        Put plotly.min.js into the page, which is then one file of 5 MB.
+        Embed plotly.min.js in the page, which is then one file of 5 MB.
     """
     from apportion.report import write_report
 
@@ -609,14 +606,13 @@ def report_command(folder: Folder, /, *, inline: bool = False, json: Json = Fals
 
 
 def make_check(arguments: Sequence[str]) -> Command:
-    """`check`, with the files of all domains."""
+    """Build `check` with the file options of all domains."""
     domains = all_domains()
 
     def command(*, json: Json = False, **options: Any) -> Any:
         """Show versions, devices and extras, and check data files.
 
-        Starts no JAX, so it answers at once. What is wrong with a file is said in a sentence each, and
-        exit code 2.
+        Does not start JAX, so it is fast. An invalid file is reported in one sentence, with exit code 2.
 
         SHOWN
         """

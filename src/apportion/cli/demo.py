@@ -1,4 +1,4 @@
-"""The page of `apportion demo`: every installed domain's demonstration of the method, on one page."""
+"""The page of `apportion demo`: a demonstration of the method in every installed domain."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 _TITLE = "One policy, every subset is a task"
 _IDEA = (
-    "A resource is shared among the entities of a task, period after period. One network scores every "
-    "entity, and the scores become shares. Because the network does not know which entity it scores, one "
-    "policy can be trained on many tasks, each a subset of all entities, and used on entities it has never "
-    "seen. The question in each domain below: on such entities, what do single-task, multi-task and "
-    "prioritised learning reach after equally many updates, beside the rule that is usual there?",
-    "This is a demonstration at toy scale: small networks, few updates, minutes on two cores. Its numbers "
-    "are no findings; the studies are where claims are tested.",
+    "In each period, a policy divides a resource among the entities of a task. One network scores every "
+    "entity, and a softmax turns the scores into shares. The network does not depend on the identity of an "
+    "entity, so one policy can be trained on many tasks, each a subset of all entities, and used on "
+    "entities that it was not trained on. Each domain below compares single-task, multi-task and "
+    "prioritised learning on such entities, after equally many updates, with the usual rule.",
+    "This is a demonstration with small networks and few updates, in minutes on two cores. Its numbers "
+    "are not findings; the studies test claims.",
 )
 _GLOSSARY = {
-    "task": "A subset of the entities that shares one resource.",
+    "task": "A subset of the entities, which share one resource.",
     "single-task learning": "A policy is trained on one task.",
-    "multi-task learning": "A policy is trained on many tasks, drawn with equal probability.",
+    "multi-task learning": "A policy is trained on many tasks, sampled uniformly.",
     "prioritised learning": (
-        "Multi-task learning that draws tasks more often if the policy's shares there are far from equal "
-        "(the paper's Algorithm 1)."
+        "Multi-task learning that samples tasks more often if the policy's shares on them are far from "
+        "equal (the paper's Algorithm 1)."
     ),
-    "the usual rule": "What is commonly used without learning; the last row of each table.",
-    "update": "One step of learning; every policy gets the same number of them.",
+    "the usual rule": "A common rule without learning; the last row of each table.",
+    "update": "One training step; every policy gets the same number.",
     "interval": (
-        "A 95 % interval of the level over independent units, such as repetitions with other tasks and "
-        "first parameters, or weeks; n counts the units. Methods share tasks and days, so intervals of "
-        "levels can overlap although their difference is clear of zero."
+        "A 95 % interval of the level over independent units, such as weeks, or repetitions with other "
+        "tasks and initial parameters; n counts the units. Methods share tasks and days, so intervals "
+        "of levels can overlap although their difference is significant."
     ),
 }
 _MOST_ENTITIES = 10
-"""Entities with a colour of their own in the picture of shares."""
+"""Largest number of entities with distinct colours in the plot of shares."""
 
 
 class _Part(Quiet):
-    """Stages of one domain, as a part of the whole."""
+    """Progress of one domain as a part of the total."""
 
     def __init__(self, whole: Progress, name: str, place: int, count: int):
         self._whole, self._name, self._place, self._count = whole, name, place, count
@@ -57,7 +57,7 @@ class _Part(Quiet):
 def demonstrate_all(
     domains: list[Domain], seed: int, progress: Progress
 ) -> dict[str, Demonstration | str]:
-    """Return each domain's demonstration, or the sentence that says what it needs."""
+    """Return the demonstration of each domain, or the message of its error."""
     found: dict[str, Demonstration | str] = {}
     for place, domain in enumerate(domains):
         own = _Part(progress, domain.name, place, len(domains))
@@ -79,7 +79,7 @@ def demo_page(found: Mapping[str, Demonstration | str]) -> str:
             sections.append(Section(name.capitalize(), [Words([f"Not shown: {result}."])]))
         else:
             sections.append(Section(result.title, _parts(result), result.question))
-    words = Facts("Words on this page", _GLOSSARY, folded=False, kind="glossary")
+    words = Facts("Terms on this page", _GLOSSARY, folded=False, kind="glossary")
     sections.append(Section("Glossary", [words]))
     return page(_TITLE, sections, subtitle="apportion demo: a demonstration, not a finding")
 
@@ -106,13 +106,13 @@ def _parts(shown: Demonstration) -> list[Part]:
     table = levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
     return [
         Picture(
-            "Levels on entities never seen, with 95 % intervals",
+            "Levels on entities not used in training, with 95 % intervals",
             _draw(0.45 * len(levels) + 0.9, lambda axes: _dots(axes, levels, shown.unit)),
             "; ".join(words),
         ),
-        Table("Levels", table, "From, to: the 95 % interval; n: the independent units in it."),
+        Table("Levels", table, "From, to: the 95 % interval; n: the number of independent units."),
         Picture(
-            "Shares over time on a task of entities never seen",
+            "Shares over time on a task of entities not used in training",
             _draw(3.2, lambda axes: _areas(axes, shares)),
             f"Shares of {', '.join(map(str, shares.columns[:_MOST_ENTITIES]))} over time.",
         ),
@@ -121,7 +121,7 @@ def _parts(shown: Demonstration) -> list[Part]:
 
 
 def _draw(height: float, draw: Callable[["Axes"], None]) -> bytes:
-    """A PNG of one plot, 7 inches wide."""
+    """Return one plot as a PNG, 7 inches wide."""
     from matplotlib.figure import Figure
 
     figure, picture = Figure(figsize=(7, height), layout="constrained"), io.BytesIO()
@@ -131,7 +131,7 @@ def _draw(height: float, draw: Callable[["Axes"], None]) -> bytes:
 
 
 def _dots(axes: "Axes", levels: pd.DataFrame, unit: str) -> None:
-    """A dot with its interval for each method, the first on top."""
+    """Plot a dot with its interval for each method, the first on top."""
     ends = [levels.level - levels.low, levels.high - levels.level]
     axes.errorbar(levels.level, levels.method, xerr=ends, fmt="o", capsize=4, color="C0")
     axes.set(xlabel=unit, ylim=(len(levels) - 0.4, -0.6))
@@ -139,7 +139,7 @@ def _dots(axes: "Axes", levels: pd.DataFrame, unit: str) -> None:
 
 
 def _areas(axes: "Axes", shares: pd.DataFrame) -> None:
-    """Stacked shares over time."""
+    """Plot stacked shares over time."""
     colours = ["0.85" if name == "unused" else f"C{place}" for place, name in enumerate(shares)]
     axes.stackplot(range(len(shares)), shares.to_numpy().T, labels=list(shares), colors=colours)
     places = range(0, len(shares), max(len(shares) // 6, 1))

@@ -1,7 +1,7 @@
-"""Options that several commands share, and those that a command takes from domains.
+"""Options that several commands share, and options that a command takes from domains.
 
-The options of a domain are the fields of its dataclasses. A command that works on a run takes those of
-the run's domain and no others, so the run is looked for among the arguments before they are parsed.
+The options of a domain are the fields of its dataclasses. A command on a run has only the options of the
+run's domain, so the run is found among the arguments before they are parsed.
 """
 
 import inspect
@@ -19,22 +19,22 @@ from apportion.errors import InputError
 from apportion.runs.folder import load_run
 
 Folder = Annotated[Path, Parameter(name="DIR")]
-"""The folder a command works on, given without an option's name."""
+"""The folder of a command, a positional argument."""
 RunFolder = Annotated[Path, Parameter(name="DIR", help="Folder of a finished run.")]
 Out = Annotated[Path, Parameter(metavar="DIR")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
-Seed = Annotated[int, Parameter(help="Decides everything random.")]
+Seed = Annotated[int, Parameter(help="Random seed.")]
 
 
 def all_domains() -> list[Domain]:
-    """Every domain, in the order in which the help shows them."""
+    """Return all installed domains, in the order of the help."""
     return [find_domain(name) for name in domain_names()]
 
 
 def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
-    """The domain of the run, or of the live system's file, that the arguments name; None without one."""
+    """Return the domain of the run, or of the live file, in the arguments; None without one."""
     for path in (Path(word) for word in arguments if not word.startswith("-")):
         if (path / "settings.toml").is_file():
             return find_domain(load_run(path).job)
@@ -44,17 +44,17 @@ def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
 
 
 def finished_run(folder: Path, domain: Domain | None) -> Any:
-    """The finished run in the folder; `domain` is what the arguments were read for."""
+    """Return the finished run in the folder; `domain` is the one found in the arguments."""
     run = load_run(folder)
     if domain is None or run.job != domain.name:
-        raise InputError(f"{folder}: give this folder first, and options after it")
+        raise InputError(f"{folder}: put this folder first, and options after it")
     if not run.finished:
         raise InputError(f"{folder}: is not finished; continue it with `apportion resume {folder}`")
     return run
 
 
 def option_kinds(command: str, domains: Iterable[Domain]) -> dict[str, type]:
-    """By domain, the options that it has for a command."""
+    """Return the options of each domain for a command, by the name of the domain."""
     found = {domain.name: getattr(domain, f"{command}_options") for domain in domains}
     return {name: kind for name, kind in found.items() if kind is not None}
 
@@ -62,9 +62,9 @@ def option_kinds(command: str, domains: Iterable[Domain]) -> dict[str, type]:
 def with_options(
     function: Callable[..., Any], kinds: dict[str, type], shown: str, **words: str
 ) -> Callable[..., Any]:
-    """The function with `**options` replaced by a dataclass of options for each domain, by its name.
+    """Replace `**options` of a function by one dataclass of options per domain.
 
-    In its help SHOWN is replaced by what is `shown`, and other words by those given.
+    In its help, SHOWN is replaced by `shown`, and other keywords by the text in `words`.
     """
     for word, text in {"SHOWN": shown, **words}.items():
         function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace(word, text)
@@ -86,13 +86,13 @@ def with_options(
 
 
 def examples(command: str, domains: Iterable[Domain], *own: str) -> str:
-    """The part of a help text that shows how a command is given."""
+    """Return the examples in the help of a command."""
     given = [line for domain in domains for line in domain.examples if line.split()[0] == command]
     return "\n\n".join(f"Example: `apportion {line}`" for line in (given or own))
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """What the arguments give to an option, before they are parsed.
+    """Return the value of an option in arguments that are not parsed yet.
 
     >>> value_of("--config", ["--out", "x", "--config=a.toml"])
     'a.toml'
@@ -105,7 +105,7 @@ def value_of(option: str, arguments: Sequence[str]) -> str | None:
 
 
 def refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse a fraction where a whole number is asked for; the parser would silently round it."""
+    """Raise if an integer option has a fraction, which the parser would silently round."""
     for argument in arguments:
         if int in (argument.resolved_hint, *get_args(argument.resolved_hint)):
             for token in argument.tokens:

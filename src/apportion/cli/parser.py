@@ -1,4 +1,4 @@
-"""From arguments to a command's function by cyclopts, with every mistake described in one sentence."""
+"""Parse arguments with cyclopts and call the command; errors are reported in one sentence."""
 
 from typing import Any, TextIO
 
@@ -23,7 +23,7 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def run_command(name: str, arguments: list[str], out: TextIO) -> Any:
-    """Parse the arguments and return what the command returns; help is written to `out`."""
+    """Parse the arguments and return the result of the command; write help to `out`."""
     keep_compiled()
     app = App(
         name="apportion",
@@ -44,7 +44,7 @@ def run_command(name: str, arguments: list[str], out: TextIO) -> Any:
 
 
 def _describe(error: CycloptsError, arguments: list[str]) -> str:
-    """What is wrong, where, and what to do."""
+    """Return what is wrong, where, and what to do."""
     command = " ".join(error.command_chain or ())
     problem = _problem(error, command, arguments)
     if "did you mean" not in problem:
@@ -70,14 +70,14 @@ def _problem(error: CycloptsError, command: str, arguments: list[str]) -> str:
             expected = _TYPES.get(error.target_type, f"of type {error.target_type}")
             return f"{name} is {value!r}; it must be {expected}"
         case UnusedCliTokensError(unused_tokens=[extra, *_]):
-            return f"{extra!r} is one argument too many"
+            return f"unexpected argument {extra!r}"
         case RepeatArgumentError(token=token):
-            return f"{token.keyword} is given twice; give it once"
+            return f"{token.keyword} is given twice; use it once"
     return " ".join(str(error).split())
 
 
 def _of_another(option: str, command: str, arguments: list[str]) -> str:
-    """The message for an option of another domain than the run's; empty if no domain has the option."""
+    """Return the message for an option of a domain other than the run's; empty if there is none."""
     of_run = command in ("backtest", "allocate", "certify", "serve")
     domain = domain_of(arguments, command) if of_run else None
     if domain is None:
@@ -86,7 +86,7 @@ def _of_another(option: str, command: str, arguments: list[str]) -> str:
     others = option_kinds(command, all_domains()).values()
     if not any(name in kind.__dataclass_fields__ for kind in others):
         return ""
-    return f"a run of {domain.name} takes no {option}; leave it out"
+    return f"a run of {domain.name} has no {option}; omit it"
 
 
 def _missing(error: MissingArgumentError, argument: Argument) -> str:

@@ -1,9 +1,9 @@
-"""The paper's client on a graphics card: convolution, ReLU and dense layer in one kernel, both ways.
+"""The paper's client network on a GPU: convolution, ReLU and dense layer fused, forward and backward.
 
-The hidden layer, 36 KB an image, is what the card would spend its time moving. Here it never leaves the
-registers: a program of the grid goes over some places of the images, has a block of images' hidden units
-at one place at a time, and on the way back computes them once more. Pixels come first and images last, so
-that a place's patch lies in rows; a pixel that is always one carries the filter's bias.
+Without fusion, moving the hidden layer (36 KB per image) dominates the cost. Here it stays in registers:
+each program of the grid loops over some places of the images, holds the hidden units of a block of images
+at one place, and recomputes them in the backward pass. Pixels are the first axis and images the last, so
+that the patch of a place lies in rows. A constant pixel of 1 carries the bias of the filter.
 """
 
 from collections.abc import Callable
@@ -26,16 +26,16 @@ Logits = Float[Array, "batch classes"]
 Layers = Callable[[Filter, Bias, Out, Images], Logits]
 
 BLOCK = 64
-"""Images of a program."""
+"""Images per program."""
 LARGEST = 64
-"""Of the channels and of the pixels under the filter: larger matrices do not fit in registers."""
+"""Largest number of channels or filter pixels; larger matrices do not fit into registers."""
 INTERPRET = False
-"""Whether kernels are run by the interpreter, as tests do on machines without a card."""
+"""Run kernels in the interpreter, for tests on machines without a GPU."""
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The arrays' sizes, and those of what one program of the grid works on."""
+    """Sizes of the arrays and of the blocks that one program of the grid handles."""
 
     side: int
     kernel: int
@@ -43,7 +43,7 @@ class _Sizes:
     classes: int
     batch: int
     parts: int
-    """Into how many the places are divided: each part has a program of its own."""
+    """Number of parts that the places are divided into; each part has its own program."""
 
     @classmethod
     def of(cls, out: Out, images: Images) -> "_Sizes":
@@ -55,12 +55,12 @@ class _Sizes:
 
     @property
     def across(self) -> int:
-        """Places beside one another."""
+        """Places per row of an image."""
         return self.side - self.kernel + 1
 
     @property
     def places(self) -> int:
-        """Places of a program."""
+        """Places per program."""
         return self.across**2 // self.parts
 
     @property
@@ -69,7 +69,7 @@ class _Sizes:
 
     @property
     def pixels(self) -> int:
-        """Pixels under the filter and the one that is always one, padded."""
+        """Filter pixels and the constant pixel, padded."""
         return _padded(self.kernel**2 + 1)
 
     @property
@@ -82,7 +82,7 @@ class _Sizes:
 
 
 def suits_kernels(filter_: Filter, images: Images) -> bool:
-    """Whether the kernels take these sizes in this precision."""
+    """Whether the kernels support these sizes and this precision."""
     pixels, channels = filter_.shape
     return max(channels, pixels + 1) <= LARGEST and images.dtype == jnp.bfloat16
 
@@ -91,7 +91,7 @@ def suits_kernels(filter_: Filter, images: Images) -> bool:
 def fused_layers(plain: Layers, filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
     """Compute the logits without the bias of the dense layer.
 
-    `plain` computes the same without a kernel, and serves the gradient with respect to the images.
+    `plain` computes the same without a kernel; it provides the gradient with respect to the images.
     """
     sizes = _Sizes.of(out, images)
     shape = jax.ShapeDtypeStruct((sizes.parts, sizes.kinds, sizes.blocks * BLOCK), jnp.float32)
@@ -108,7 +108,7 @@ def _forward(
 
 
 def _backward(plain: Layers, kept: Any, cotangent: Logits) -> tuple[Array, ...]:
-    """Gradients with respect to the filter, its bias, the dense layer and the images."""
+    """Return the gradients with respect to the filter, its bias, the dense layer and the images."""
     filter_, bias, out, images = kept
     sizes = _Sizes.of(out, images)
     exact = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
@@ -119,7 +119,7 @@ def _backward(plain: Layers, kept: Any, cotangent: Logits) -> tuple[Array, ...]:
     )
     by_filter = by_filter.sum(0)[: sizes.channels].T
     pixels = sizes.kernel**2
-    # Training does not use the images' gradient, so the compiler removes this part.
+    # Training does not use the gradient of the images, so XLA removes this part.
     _, pull = jax.vjp(partial(plain, filter_, bias, out), images)
     return by_filter[:pixels], by_filter[pixels], by_out, *pull(cotangent)
 
@@ -128,7 +128,7 @@ fused_layers.defvjp(_forward, _backward)
 
 
 class _Tile:
-    """What a program of the grid reads: the patches of a block of images, and the weights of a place."""
+    """Inputs of one program: the patches of a block of images, and the weights of a place."""
 
     def __init__(self, sizes: _Sizes, images: Any, filter_: Any, out: Any):
         self.sizes, self.images, self.out = sizes, images, out
@@ -156,7 +156,7 @@ class _Tile:
         return found.astype(self.filter_.dtype)
 
     def weights_at(self, ref: Any, place: Any) -> Any:
-        """Where the weights of a place, or their gradient, are."""
+        """Return a reference to the weights of a place, or to their gradient."""
         return ref.at[self.units[:, None], place, self.kinds[None, :]]
 
     def logits_at(self, ref: Any, block: Any, *part: Any) -> Any:
@@ -206,12 +206,12 @@ def _backward_kernel(
 
 
 def _columns(images: Images, sizes: _Sizes) -> Array:
-    """The images as columns of pixels, with empty ones to fill the last block."""
+    """Return the images as columns of pixels, padded to whole blocks."""
     return _pad(images.reshape(sizes.batch, -1).T, sizes.side**2, sizes.blocks * BLOCK)
 
 
 def _with_bias(filter_: Filter, bias: Array, sizes: _Sizes) -> Array:
-    """The filter's transpose, with its bias for the pixel that is always one."""
+    """Return the transposed filter with its bias as the weight of the constant pixel."""
     both = jnp.concatenate([filter_, bias[None]]).T.astype(jnp.bfloat16)
     return _pad(both, sizes.units, sizes.pixels)
 
@@ -221,12 +221,12 @@ def _dot(matrix: Array, other: Array) -> Array:
 
 
 def _padded(size: int) -> int:
-    """The next size that the card's matrix units take."""
+    """Return the next size that the GPU's matrix units support."""
     return max(16, pl.next_power_of_2(size))
 
 
 def _pad(matrix: Array, rows: int, columns: int) -> Array:
-    """Zeros at the end, up to these sizes."""
+    """Pad with zeros at the end to the given sizes."""
     return jnp.pad(matrix, [(0, rows - matrix.shape[0]), (0, columns - matrix.shape[1])])
 
 

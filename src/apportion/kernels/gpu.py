@@ -1,4 +1,4 @@
-"""GPU detection, compiler options for GPUs, and a barrier that keeps reads before writes."""
+"""GPU detection, compiler options for GPUs, and a barrier that orders reads before writes."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -13,37 +13,36 @@ _GRAPHS: dict[str, Any] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
-    # Kernels that do not touch each other's memory run side by side, for most of a small step's are too
-    # small to fill a GPU. Each computes what it would alone: a run's numbers do not depend on this, but
-    # on the kernels that the compiler chose by timing them.
+    # Run independent kernels concurrently, since most kernels of a small step do not fill a GPU. Results
+    # do not depend on this option (they do depend on the kernels that XLA selects by autotuning).
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
-"""Compiler options for GPUs: loops run as recorded graphs, inner loops too, so that steps do not wait for
-the processor."""
+"""Compiler options for GPUs: run all loops as command buffers (CUDA graphs), so that steps do not wait
+for the host."""
 
 
 def on_gpu() -> bool:
-    """Whether programs are compiled for a GPU here and now.
+    """Whether the default device is a GPU.
 
     >>> with jax.default_device("cpu"):
     ...     on_gpu()
     False
     """
-    # A device, its platform's name, or None.
+    # A device, the name of a platform, or None.
     asked = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return (getattr(asked, "platform", asked) or jax.default_backend()) in ("gpu", "cuda")
 
 
 @cache
 def as_graphs() -> dict[str, Any]:
-    """The options of `_GRAPHS` that this JAX knows; none without a GPU."""
+    """Return the options of `_GRAPHS` that this version of JAX supports; none without a GPU."""
     if jax.default_backend() != "gpu":
         return {}
     return {name: value for name, value in _GRAPHS.items() if known(name, value)}
 
 
 def known(option: str, value: Any) -> bool:
-    """Whether the compiler has such an option: they are its own, and come and go.
+    """Whether this version of the compiler supports an option.
 
     >>> known("xla_gpu_graph_min_graph_size", 1), known("xla_gpu_no_such_thing", 1)
     (True, False)
@@ -57,10 +56,10 @@ def known(option: str, value: Any) -> bool:
 
 def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Jit with GPU options; donates all arguments except the first."""
-    # Its types leave out what it hands on to `jax.jit`.
+    # The annotations of `filter_jit` omit the arguments that it passes on to `jax.jit`.
     jit: Any = eqx.filter_jit
 
-    # Not before the first call: the compiler is asked for its options, and importing starts no JAX.
+    # Deferred to the first call, because testing options starts JAX and importing must not.
     @cache
     def compiled() -> Callable[..., Any]:
         return jit(function, donate="all-except-first", compiler_options=as_graphs())
@@ -69,12 +68,13 @@ def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_before_write(read: Callable[[Int[Array, ""]], PyTree], index: Int[Array, ""]) -> PyTree:
-    """Return `read(index)`, completed before any later write to the same buffers.
+    """Return `read(index)`, evaluated before any later write to the same buffers.
 
-    Without it XLA fuses small reads into their uses, even after a write to the same buffer, and copies
-    the whole buffer at every step to do so: that is O(T). On a GPU an optimisation barrier prevents it.
-    On a CPU that barrier is removed before buffers are assigned, so the read runs in a loop of one round
-    whose length and index XLA cannot predict; on a GPU such a loop costs a quarter of a small step.
+    Without it, XLA fuses small reads into their uses. If a use comes after a write to the same buffer, XLA
+    copies the whole buffer at every step, which costs O(T). On a GPU an optimisation barrier prevents the
+    fusion. On a CPU, XLA removes the barrier before it assigns buffers, so the read runs in a loop with
+    one iteration whose length and index XLA cannot predict. On a GPU such a loop would take a quarter of
+    the time of a small step.
     """
     if on_gpu():
         return jax.lax.optimization_barrier(read(index))

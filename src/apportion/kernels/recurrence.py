@@ -1,10 +1,9 @@
-"""The recurrence on a GPU: all periods in one kernel, the state kept in registers.
+"""The recurrence on a GPU: all periods in one kernel, with the state in registers.
 
-A program of the grid takes a block of one run's rows through the whole window. What a period sees, the
-state before it, its inputs and a one for the bias, lies in one tile, so that a period is one product; the
-next tile's numbers are asked for a period ahead. The arrays have the shapes of `recurrence`; only the
-parameters are padded, to the powers of two that the GPU's matrix units take, and what lies outside the
-others is masked.
+Each program of the grid processes a block of rows of one run over the whole window. The previous state,
+the inputs and a 1 for the bias are one tile, so that a period is one matrix product; inputs are loaded
+one period ahead. Arrays have the shapes of `apportion.recurrence`. Parameters are padded to the powers of
+two that the GPU's matrix units support, and other arrays are masked.
 """
 
 from collections.abc import Callable
@@ -20,20 +19,20 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array
 
 LARGEST = 128
-"""Of what a period sees, padded; above it a program's matrices do not fit in registers."""
+"""Largest padded size of a tile; larger matrices do not fit into registers."""
 INTERPRET = False
-"""Whether kernels are run by the interpreter, as tests do on machines without a GPU."""
+"""Run kernels in the interpreter, for tests on machines without a GPU."""
 
 
 def fits_kernel(from_input: Array) -> bool:
-    """Whether the kernels take these sizes in this precision."""
+    """Whether the kernels support these sizes and this precision."""
     _, channels, hidden = from_input.shape
     return hidden + channels + 1 <= LARGEST and from_input.dtype in (jnp.float32, jnp.bfloat16)
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The arrays' sizes, and those of what one program of the grid works on."""
+    """Sizes of the arrays and of the blocks that one program of the grid handles."""
 
     window: int
     runs: int
@@ -49,14 +48,14 @@ class _Sizes:
 
     @property
     def seen(self) -> int:
-        """What a period sees: the state before it, its inputs and a one for the bias, padded."""
+        """Padded height of a tile: the previous state, the inputs and a 1 for the bias."""
         return max(16, pl.next_power_of_2(self.hidden + self.channels + 1))
 
     @property
     def block(self) -> int:
-        """Rows of a program: few where large blocks would leave processors of the GPU idle."""
-        # Here and below as measured on an H200 with 1,090 rows for each of 1, 10, 90 and 900 runs. The
-        # way back adds up a matrix beside its rows, and is slower in larger blocks.
+        """Rows per program; fewer if large blocks would leave multiprocessors idle."""
+        # Tuned on an H200 with 1,090 rows for each of 1, 10, 90 and 900 runs, as are the warps below. The
+        # backward pass also accumulates a matrix, and is slower with larger blocks.
         programs = self.runs * pl.cdiv(self.rows, 64)
         if programs < 1024:
             return 16
@@ -64,10 +63,10 @@ class _Sizes:
 
     @property
     def warps(self) -> int:
-        """Of a program: two on the way back, where it is a small matrix of sums that they share out."""
+        """Warps per program."""
         if self.forward:
             return 4 if self.block == 16 else 8
-        # A wider matrix would not fit in the registers of two.
+        # The accumulated matrix is divided between warps; a wider one does not fit into two.
         return 2 if self.seen <= 32 else 4
 
     @property
@@ -76,7 +75,7 @@ class _Sizes:
 
 
 class _Tile:
-    """One program's run and rows, and where their values are among what a period sees."""
+    """Run and rows of one program, and the positions of their values in a tile."""
 
     def __init__(self, sizes: _Sizes):
         self.sizes = sizes
@@ -90,11 +89,11 @@ class _Tile:
         self.is_one = (self.places == ones)[:, None]
 
     def state(self, ref: Any, *period: Any) -> Any:
-        """Where the state of these rows is."""
+        """Return a reference to the state of these rows."""
         return ref.at[*period, self.run, self.places[:, None], self.rows[None, :]]
 
     def inputs(self, ref: Any, k: Any) -> Any:
-        """Where the inputs of these rows at period k are: in a tile they follow the state."""
+        """Return a reference to the inputs at period k, which follow the state in a tile."""
         channels = self.places - self.sizes.hidden
         return ref.at[k, self.run, channels[:, None], self.rows[None, :]]
 
@@ -102,19 +101,19 @@ class _Tile:
         return triton.load(self.state(ref, *period), mask=self.inside, other=0).astype(jnp.float32)
 
     def load_inputs(self, ref: Any, k: Any) -> Array:
-        """The inputs at period k and ones, with nothing in the state's place."""
+        """Load the inputs at period k and the ones; the state is 0."""
         x = triton.load(self.inputs(ref, k), mask=self.read, other=0).astype(jnp.float32)
         return jnp.where(self.is_one, 1, x)
 
     def load_seen(self, states: Any, inputs: Any, k: Any) -> Array:
-        """What period k saw."""
+        """Load the tile of period k."""
         here = self.state(states, jnp.maximum(k - 1, 0))
         before = triton.load(here, mask=self.inside & (k > 0), other=0).astype(jnp.float32)
         return jnp.where(self.of_state, before, self.load_inputs(inputs, k))
 
 
 def _tanh(z: Array) -> Array:
-    # An exponential and a quotient, with the exact limits on both sides.
+    # One exponential and one division, exact in both limits.
     return 2 / (1 + jnp.exp(-2 * z)) - 1
 
 
@@ -156,14 +155,14 @@ def gradients(
     *,
     of_inputs: bool,
 ) -> tuple[Array, ...]:
-    """Gradients with respect to A, B and b, and the inputs too where `of_inputs` says so."""
+    """Return the gradients with respect to A, B, b and, if `of_inputs`, the inputs."""
     sizes = _Sizes.of(inputs, from_state.shape[1], forward=False)
-    # Every program adds up its own rows; the sum over programs is left to the compiler.
+    # Each program sums over its own rows; XLA sums over programs.
     out = [
         jax.ShapeDtypeStruct((*sizes.grid, sizes.seen, sizes.seen), jnp.float32),
         *([jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)] if of_inputs else []),
     ]
-    # The way back needs no bias.
+    # The backward pass needs no bias.
     nothing = jnp.zeros_like(from_state[:, 0])
     by_program, *rest = _call(partial(_backward_kernel, sizes), sizes, out)(
         inputs, states, cotangent, _matrix(sizes, from_state, from_input, nothing)
@@ -188,7 +187,7 @@ def _backward_kernel(
     def period(i: Any, carry: Any) -> Any:
         k = sizes.window - 1 - i
         ahead, h, seen, total = carry
-        # Read once and carried on: the state before this period is the state of the one read next.
+        # Each tile is loaded once: the previous state of this period is the state of the next iteration.
         before = tile.load_seen(states, inputs, jnp.maximum(k - 1, 0))
         of_sum = jnp.where(tile.of_state, ahead * (1 - h * h), 0).astype(matrix.dtype)
         of_seen = _dot(matrix, of_sum)
@@ -208,7 +207,7 @@ def _backward_kernel(
 
 
 def _matrix(sizes: _Sizes, from_state: Array, from_input: Array, bias: Array) -> Array:
-    """The parameters by what a period sees, with zeros up to the tile's sizes."""
+    """Return the parameters as one matrix per run, padded with zeros to the size of a tile."""
     seen = jnp.concatenate([from_state, from_input, bias[:, None]], 1)
     short = [(0, sizes.seen - size) for size in seen.shape[1:]]
     return jnp.pad(seen, [(0, 0), *short])

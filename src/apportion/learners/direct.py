@@ -1,9 +1,8 @@
 """Direct policy gradient: theta <- theta + eta grad [ 1/B sum_n w_t R_t(x_n, pi_theta(x_n)) ].
 
-The reward is differentiated itself, so the problem's `step` must be differentiable. Two ways to
-carry the gradient through time: `Direct` handles all B periods of a batch in parallel and sees an
-allocation's effect on its own reward and the next one's (`lookback`); `DirectEpisodes` walks whole
-episodes of its own and sees every effect inside them, one period after the other.
+The gradient is that of the reward itself, so the problem's `step` must be differentiable. `Direct`
+computes all B periods of a batch in parallel; its gradient includes the effect of an allocation on its own
+reward and on the next one (`lookback`). `DirectEpisodes` differentiates through whole episodes.
 """
 
 from collections.abc import Callable
@@ -22,12 +21,12 @@ from apportion.problem import Problem, State, equal_allocation, rollout
 from apportion.scorers import Evidence
 from apportion.tasks import Task
 
-# One object for all learners that ask for no other, so that equal settings compile once.
+# A shared object, so that learners with equal settings compile once.
 _ADAM = optax.scale_by_adam()
 
 
 class BatchRollout(eqx.Module):
-    """A policy rolled out over a batch: the states it reaches, what it does, what it earns."""
+    """States, allocations and rewards of a policy on a batch."""
 
     new_states: State
     allocations: Float[Array, "batch entities"]
@@ -41,9 +40,10 @@ Objective = Callable[[Problem, Task, Policy, Batch, PRNGKeyArray], BatchRollout]
 def lookback(
     problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
 ) -> BatchRollout:
-    """All periods at once: observe the remembered states, act, and take each reward in the state that
-    the policy's own previous allocation leads to (as EIIE does); only a batch's first period and
-    those after a gap start from memory itself.
+    """Roll a policy out over a batch in parallel, as EIIE does.
+
+    The policy observes the stored states. Each reward is taken in the state that the policy's previous
+    allocation leads to; only the first period of a batch and those after a gap use the stored state.
     """
     keys = jax.random.split(key, batch.rows.shape[0])
 
@@ -66,18 +66,23 @@ def lookback(
 
 
 class Direct(Learner):
-    """Direct policy gradient with any Optax transformation.
+    """Direct policy gradient on batches from memory.
 
     Parameters
     ----------
-    periods
-        B, the length of a batch.
-    learning_rate
-        Step size; a leaf, so that runs can differ in it.
-    objective
-        How a policy is rolled out over a batch; a problem may have a way of its own.
-    transform
-        Optax transformation of the gradient, before the learning rate.
+    periods : int
+        B, the number of periods in a batch.
+    learning_rate : float or array
+        Step size; an array with a leading axis gives each run its own.
+    objective : callable
+        Function that rolls a policy out over a batch; by default `lookback`.
+    transform : optax.GradientTransformation
+        Transformation of the gradient before the learning rate; by default Adam.
+
+    Examples
+    --------
+    >>> Direct(16, 1e-2).periods
+    16
     """
 
     periods: int = eqx.field(static=True)
@@ -102,7 +107,7 @@ class Direct(Learner):
         *,
         key: PRNGKeyArray,
     ) -> Update:
-        assert batch is not None, "a learner with periods > 0 is always handed a batch"
+        assert batch is not None, "a learner with periods > 0 always gets a batch"
 
         def roll_out(policy):
             return self.objective(problem, task, policy, batch, key)
@@ -111,19 +116,26 @@ class Direct(Learner):
 
 
 class DirectEpisodes(Learner):
-    """Direct policy gradient through whole episodes of the drawn task, new ones at every update.
+    """Direct policy gradient through whole new episodes of the sampled task; it uses no memory.
 
-    For problems whose allocations matter many periods later, such as energy that is still missing
-    when a car leaves. Memory has no part in it.
+    Use it if allocations affect rewards many periods later, such as the energy that is still missing when
+    a car leaves.
 
     Parameters
     ----------
-    episodes
-        K, the episodes of an update; all are walked at once.
-    learning_rate, gradient_clip
-        Step size and the largest gradient norm; leaves, so that runs can differ in them.
-    transform
-        Optax transformation of the clipped gradient, before the learning rate.
+    episodes : int
+        K, the number of episodes per update, which run in parallel.
+    learning_rate : float or array
+        Step size; an array with a leading axis gives each run its own.
+    gradient_clip : float or array
+        Largest gradient norm, before the importance weight.
+    transform : optax.GradientTransformation
+        Transformation of the clipped gradient before the learning rate; by default Adam.
+
+    Examples
+    --------
+    >>> DirectEpisodes(4).periods  # it reads no batch
+    0
     """
 
     episodes: int = eqx.field(static=True)
@@ -174,7 +186,7 @@ def _improve(
     *,
     clip: Array | None = None,
 ) -> Update:
-    """The policy one step up the mean reward of its rollout, and what scorers read of that."""
+    """Take one gradient step on the mean reward of a rollout and collect the scorers' evidence."""
 
     @eqx.filter_value_and_grad(has_aux=True)
     def loss(policy):
@@ -188,18 +200,18 @@ def _improve(
 
     (value, rollout), gradient = loss(policy)
     norm = optax.tree.norm(gradient)
-    # Compiled away where no scorer reads it: what equal shares earn where the policy arrived.
+    # Rewards of equal shares in the same states; XLA removes them if no scorer reads them.
     keys = jax.random.split(key, rollout.rewards.shape[0])
     shares, rewards = jax.vmap(equal)(rollout.new_states, keys)
     evidence = Evidence(
         rollout.allocations, shares, rollout.rewards, rewards, rollout.valid, task.mask,
         weight * value, norm,
     )  # fmt: skip
-    # The clip comes before w_t, or it would undo the weight of every steep task.
+    # Clip before w_t; otherwise the clip cancels the weight of tasks with large gradients.
     factor = weight if clip is None else weight * jnp.minimum(1.0, clip / (norm + 1e-12))
     scaled = jax.tree.map(lambda g: factor * g, gradient)
     trainable = eqx.filter(policy, eqx.is_inexact_array)
     direction, state = learner.transform.update(scaled, state, trainable)
     step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
-    # A batch's own states replace those it was drawn from: the write-back of EIIE.
+    # The new states replace the batch's states in memory, as in EIIE.
     return Update(eqx.apply_updates(policy, step), state, evidence, rollout.new_states)

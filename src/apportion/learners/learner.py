@@ -1,5 +1,5 @@
-"""The interface of a learner, the paper's "chosen RL approach": a batch of one task in, a better
-policy out, the loss weighted by the task's importance weight w_t.
+"""Interface of a learner, the paper's "chosen RL approach": it updates the policy with a batch of one
+task, whose loss is weighted by the importance weight w_t.
 """
 
 from abc import abstractmethod
@@ -19,39 +19,39 @@ from apportion.tasks import Task
 
 
 def as_leaf(value: float | Array) -> Array:
-    """A hyper-parameter as an array, so that runs can differ in it."""
+    """Convert a hyper-parameter to an array, so that it can differ by run."""
     return jnp.asarray(value, float)
 
 
 def as_rate(value: float | Array) -> Array:
-    """A learning rate as an array, checked unless it is traced."""
+    """Convert a learning rate to an array and check it unless it is traced."""
     for rate in () if isinstance(value, Tracer) else np.ravel(value).tolist():
         check_positive(learning_rate=rate)
     return as_leaf(value)
 
 
 class Update(eqx.Module):
-    """What a learner hands back after one step."""
+    """Result of `Learner.update`."""
 
     policy: Policy
     state: PyTree[Array]
     evidence: Evidence
     new_states: State | None = None
-    """The states that today's policy arrives at in place of the batch's, to refresh memory with."""
+    """States that the current policy reaches; they replace the batch's states in memory."""
 
 
 class Learner(eqx.Module):
-    """Turns one task's batch into a better policy.
+    """Abstract base class of learners, which update a policy with a batch of one task.
 
-    `periods` is how many consecutive remembered states a batch holds. A learner that makes its own
-    rollouts (PPO) sets it to 0 and is handed no batch.
+    `periods` is the number of consecutive states in a batch. A learner that makes its own rollouts (PPO)
+    sets it to 0 and gets no batch.
     """
 
     periods: eqx.AbstractVar[int]
 
     @abstractmethod
     def start(self, policy: Policy) -> PyTree[Array]:
-        """The learner's own state, such as the optimiser's."""
+        """Return the initial state of the learner, such as the optimiser's."""
 
     @abstractmethod
     def update(
@@ -65,4 +65,4 @@ class Learner(eqx.Module):
         *,
         key: PRNGKeyArray,
     ) -> Update:
-        """One improvement of the policy, from one task."""
+        """Update the policy on one task."""

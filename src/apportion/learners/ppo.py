@@ -1,11 +1,10 @@
 """Proximal policy optimisation on the simplex, for problems whose reward has no gradient.
 
-Each update rolls the policy out K times on the drawn task with the same first state and the same
-dynamics, the noise on the logits alone differing. An action's advantage is how much better than the
-paired rollouts it did: V is their mean return from the same period on, nothing to learn, and without it
-the luck of the task drowns that of the action. `terminated` and `truncated` are kept apart. Ratios are
-those of the noisy logits before the softmax, so log-probabilities are exact; the loss is weighted by
-the task's w_t.
+Each update rolls the policy out K times on the sampled task. These paired rollouts share the first state
+and the dynamics and differ only in the noise on the logits. The value V of a period is the mean return of
+all rollouts from that period, so no value network is trained; the pairing removes the variance of the
+task from the advantages. Probability ratios are those of the noisy logits before the softmax, so they are
+exact. The loss is weighted by the task's w_t.
 """
 
 import equinox as eqx
@@ -40,25 +39,41 @@ class _Experience(eqx.Module):
 
 
 class _PPOState(eqx.Module):
-    """What is trained beside the policy, and the optimiser's memory of all of it."""
+    """The trained noise and the optimiser's state."""
 
     explore: GaussianLogits
     optimiser: PyTree[Array]
 
 
 class PPO(Learner):
-    """PPO with Gaussian noise on the logits, of one learned standard deviation.
+    """Proximal policy optimisation with Gaussian noise on the logits; it needs no gradient of the reward.
+
+    The standard deviation of the noise is trained. Float parameters may be arrays with a leading axis,
+    which gives each run its own value.
 
     Parameters
     ----------
-    rollouts
-        K, paired episodes of the drawn task in an update.
-    learning_rate, gamma, clip, gradient_clip, noise_std
-        Adam's step, the discount, the ratio's clip, the largest gradient norm and the first standard
-        deviation of the noise; all leaves, so that runs can differ in them.
-    epochs, minibatches
-        Passes over an update's periods, and pieces of a pass (what does not divide is left out of
-        that pass).
+    rollouts : int
+        K, the number of paired episodes of the sampled task per update, at least 2.
+    learning_rate : float or array
+        Step size of Adam.
+    gamma : float or array
+        Discount factor.
+    clip : float or array
+        Clipping range of the probability ratio.
+    gradient_clip : float or array
+        Largest gradient norm, before the importance weight.
+    noise_std : float or array
+        Initial standard deviation of the noise.
+    epochs : int
+        Passes over the periods of an update.
+    minibatches : int
+        Minibatches per pass; a remainder that does not divide is omitted from the pass.
+
+    Examples
+    --------
+    >>> PPO(rollouts=4, epochs=2).minibatches
+    4
     """
 
     rollouts: int = eqx.field(static=True, default=8)
@@ -72,14 +87,14 @@ class PPO(Learner):
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
-        # A paired baseline needs at least two rollouts.
+        # The paired baseline needs at least two rollouts.
         check_counts(2, rollouts=self.rollouts)
         check_counts(epochs=self.epochs, minibatches=self.minibatches)
 
     def start(self, policy: Policy) -> _PPOState:
         if not isinstance(policy, LogitPolicy):
             raise InputError(
-                f"PPO explores on logits, and {type(policy).__name__} has none; use a LogitPolicy"
+                f"PPO needs a policy with logits, but got {type(policy).__name__}; use a LogitPolicy"
             )
         explore = GaussianLogits(self.noise_std)
         trained: PyTree[Array] = (eqx.filter(policy, eqx.is_inexact_array), explore)
@@ -139,7 +154,7 @@ class PPO(Learner):
         mask: Mask,
         weight: Scalar,
     ) -> tuple[PyTree[Array], PyTree[Array], Float[Array, " pieces"], Float[Array, " pieces"]]:
-        """What is trained and the optimiser after every minibatch, with the losses and gradient norms."""
+        """Run all minibatches; return trained leaves, optimiser state, losses and gradient norms."""
         parameters, fixed = eqx.partition(policy, eqx.is_inexact_array)
 
         @eqx.filter_value_and_grad
@@ -157,7 +172,7 @@ class PPO(Learner):
             trained, optimiser = carry
             value, gradient = loss(trained, jax.tree.map(lambda leaf: leaf[places], samples))
             norm = optax.tree.norm(gradient)
-            # The clip comes before w_t, or it would undo the weight of every steep task.
+            # Clip before w_t; otherwise the clip cancels the weight of tasks with large gradients.
             factor = weight * jnp.minimum(1.0, self.gradient_clip / (norm + 1e-12))
             gradient = jax.tree.map(lambda g: factor * g, gradient)
             direction, optimiser = _ADAM.update(gradient, optimiser, trained)
@@ -171,12 +186,12 @@ class PPO(Learner):
         return trained, optimiser, losses, norms
 
 
-# One object for all learners, so that equal settings compile once.
+# A shared object, so that learners with equal settings compile once.
 _ADAM = optax.scale_by_adam()
 
 
 def _clipped_gain(ratio: Scalar, advantage: Scalar, clip: Scalar) -> Scalar:
-    """What a new probability gains, up to the clip; what it loses counts in full.
+    """Return PPO's clipped surrogate objective.
 
     >>> float(_clipped_gain(jnp.float32(2.0), jnp.float32(1.0), jnp.float32(0.5)))
     1.5
@@ -194,7 +209,7 @@ def roll_out(
     *,
     key: PRNGKeyArray,
 ) -> _Experience:
-    """Whole episodes of a task that differ in nothing but the noise on the logits."""
+    """Run episodes of a task that differ only in the noise on the logits."""
     reset_key, dynamics_key, noise_key = jax.random.split(key, 3)
     first = problem.reset(task, key=reset_key)
     dynamics = jax.random.split(dynamics_key, problem.horizon)
@@ -202,14 +217,14 @@ def roll_out(
     def period(carry, keys):
         state, alive = carry
         observation = problem.observe(task, state)
-        # Who can take nothing gets no noise and has no part in the density.
+        # Entities with a limit of 0 get no noise and do not enter the density.
         here, bounds = observation.present(task.mask), observation.bounds
         logits = policy.observed_logits(observation, task.mask)
         action = explore.sample(logits, here, key=keys[0])
         log_prob = explore.log_prob(logits, here, action)
         shares, equal = policy.head(action, here, bounds), equal_within(task.mask, bounds)
         step = problem.step(task, state, shares, key=keys[1])
-        # Compiled away where no scorer reads it.
+        # XLA removes this if no scorer reads it.
         equal_reward = problem.step(task, state, equal, key=keys[1]).reward
         row = (
             action,
@@ -233,10 +248,9 @@ def roll_out(
 
 
 def _paired_values(seen: _Experience, gamma: Scalar) -> Float[Array, "rollouts after"]:
-    """V at every period and after the last, time + 1 of them: the mean return of the rollouts alive.
+    """Return V at every period and after the last (time + 1 values): the mean return of live rollouts.
 
-    It knows no value of what lies behind a truncation, which all rollouts share and which therefore
-    cancels.
+    The value after a truncation is set to 0; all rollouts share it, so that it cancels.
     """
 
     def back(later, period):
@@ -256,9 +270,7 @@ def _paired_values(seen: _Experience, gamma: Scalar) -> Float[Array, "rollouts a
 def _scaled_by_period(
     advantages: Float[Array, "rollouts time"], alive: Bool[Array, "rollouts time"]
 ) -> Float[Array, "rollouts time"]:
-    """Advantages over their spread at each period, so that late periods, where accuracies or wealth
-    hardly differ, teach as much as early ones.
-    """
+    """Divide advantages by their root mean square at each period, so that all periods count equally."""
     spread = jnp.sqrt(_mean_over(advantages**2, alive, axis=0))
     return advantages / (spread + 1e-8)[None, :]
 
@@ -266,8 +278,8 @@ def _scaled_by_period(
 def _advantages_over(
     values: Float[Array, "rollouts after"], seen: _Experience, gamma: Scalar
 ) -> Float[Array, "rollouts time"]:
-    """What each action's return was above V; a truncated episode is worth what V says of the state it
-    was cut at, a terminated one 0.
+    """Return each action's return minus V; after truncation the next state has the value V, after
+    termination 0.
     """
 
     def back(later, period):
@@ -288,13 +300,13 @@ def _advantages_over(
 
 
 def _standard(values: Array, included: Array) -> Array:
-    """Zero mean and unit deviation over the included places."""
+    """Standardise the included values to zero mean and unit variance."""
     centred = values - _mean_over(values, included)
     deviation = jnp.sqrt(_mean_over(centred**2, included))
     return jnp.where(included, centred / (deviation + 1e-8), 0.0)
 
 
 def _mean_over(values: Array, included: Array, axis: int | None = None) -> Array:
-    """Mean over the included places; 0 where there are none."""
+    """Return the mean of the included values, or 0 if there are none."""
     kept = jnp.where(included, values, 0.0).sum(axis)
     return kept / jnp.maximum(included.sum(axis), 1)

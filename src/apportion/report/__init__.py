@@ -1,7 +1,7 @@
-"""One HTML page for a run or a study, opened from disk without network.
+"""HTML report of a run or a study: one page that opens from disk without network.
 
-`page` holds the elements of a page, `plots` builds its plots, `run` and `study` read the folders. A page
-shows a section only for files that exist, so a run that has just started has a page too.
+`page` defines the elements of a page, `plots` builds its plots, and `run` and `study` read the folders. A
+page has a section only for files that exist, so that a run has a page before it is finished.
 """
 
 from pathlib import Path
@@ -15,15 +15,15 @@ from apportion.report.study import study_page
 def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool = False) -> Path:
     """Write `report.html` into the folder of a run or a study.
 
-    Plotly's script, `plotly.min.js`, is written beside a page with plots.
+    Plotly's script, `plotly.min.js`, is written next to a page with plots.
 
     Parameters
     ----------
     folder : Path
         Folder of a run or a study.
     domain : RunDomain, optional
-        Domain of the run, such as `find_domain(load_run(folder).job)`: the page shows its sections and its
-        glossary. A study needs none.
+        Domain of the run, such as `find_domain(load_run(folder).job)`, which adds sections and a glossary.
+        Not needed for a study.
     inline : bool
         Whether to put Plotly's script into the page, which is then one file of about 5 MB.
 
@@ -35,11 +35,11 @@ def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool 
     Raises
     ------
     InputError
-        The folder is neither, or a file in it cannot be read.
+        If the folder is neither a run nor a study, or a file in it cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
+        raise InputError(f"{folder}: no such folder; pass the folder of a run or a study")
     path = folder / "report.html"
     if path.is_file() and PAGE_MARK not in path.read_bytes():
         raise InputError(f"{path}: was not written by apportion; move it elsewhere")
@@ -50,16 +50,15 @@ def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool 
             text = run_page(folder, domain, inline=inline)
         else:
             raise InputError(
-                f"{folder}: neither a run nor a study; a run holds settings.toml, a study verdict.json"
+                f"{folder}: neither a run nor a study; a run has settings.toml, a study verdict.json"
             )
         write_page(path, text)
     except InputError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        # A page reads a dozen files; the exception does not name the one that is wrong.
+        # A page reads a dozen files, and the exception does not name the damaged one.
         raise InputError(
-            f"{folder}: the page cannot be made from its files ({type(error).__name__}: "
-            f"{first_line(error)}); restore the files of the run or the study, and if they are unchanged, "
-            "please report a bug"
+            f"{folder}: the report cannot be created from its files ({type(error).__name__}: "
+            f"{first_line(error)}); restore the files, or report a bug if they are unchanged"
         ) from error
     return path

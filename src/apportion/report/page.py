@@ -1,7 +1,7 @@
-"""The page: sections of words, tables, pictures and interactive plots in one HTML string.
+"""HTML pages: sections of text, tables, pictures and interactive plots as one string.
 
-Every text is escaped here. Plotly draws the plots; its script lies beside the page or inside it. A content
-policy in the page forbids all network requests.
+All text is escaped here. Plotly draws the plots; its script is next to the page or inside it. A content
+security policy forbids all network requests.
 """
 
 import base64
@@ -23,10 +23,10 @@ from apportion.certify.statistics import Outcome, in_words
 from apportion.runs.files import write_atomic
 
 PLOTLY_FILE = "plotly.min.js"
-"""Name of Plotly's script beside a page."""
+"""Name of Plotly's script next to a page."""
 PAGE_MARK = b'<meta name="generator" content="apportion">'
-"""Line of `page.html` that every page has: another file is not replaced."""
-# `file:` is needed for a page that is opened from disk: there 'self' matches nothing in some browsers.
+"""Line of `page.html` that every page contains; files without it are not replaced."""
+# Pages opened from disk need `file:`, because 'self' matches nothing there in some browsers.
 _POLICY = (
     "default-src 'none'; script-src 'self' file: 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -73,17 +73,13 @@ class Words(Part):
 
 @dataclass(frozen=True)
 class Headline:
-    """A label with its value, interval and note; `outcome` sets the colour.
-
-    `barely` marks an interval that ends close to zero.
-    """
+    """A label with its value, interval and note; `outcome` sets the colour."""
 
     label: str
     value: str
     interval: str = ""
     note: str = ""
     outcome: Outcome | None = None
-    barely: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Headlines(Part):
     def _card(card: Headline) -> str:
         kinds = {None: "plain", "holds": "holds", "does-not-hold": "fails"}
         kind = kinds.get(card.outcome, "open")
-        word = "" if card.outcome is None else escape(in_words(card.outcome, card.barely))
+        word = "" if card.outcome is None else escape(in_words(card.outcome))
         mark = f'<span class="mark">{word}</span>' if word else ""
         interval = f'<span class="interval">{escape(card.interval)}</span>' if card.interval else ""
         note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""
@@ -135,7 +131,7 @@ class Facts(Part):
 
 @dataclass(frozen=True)
 class Table(Part):
-    """A data frame, cut after 200 rows with a note. The index is shown if it has a name."""
+    """A data frame, truncated after 200 rows with a note. The index is shown if it has a name."""
 
     title: str
     frame: pd.DataFrame
@@ -174,7 +170,7 @@ class Table(Part):
 
 @dataclass(frozen=True)
 class Picture(Part):
-    """A PNG with its alternative text, inside the page."""
+    """A PNG embedded in the page, with alternative text."""
 
     title: str
     png: bytes = field(repr=False)
@@ -197,7 +193,7 @@ class Plot(Part):
     title : str
         Heading of the plot.
     description : str
-        The content in words, for readers who cannot see the plot.
+        Alternative text.
     data, layout
         Traces and layout as plain Plotly JSON. Plotly reads its text as HTML, so text from data must be
         escaped. The page adds fonts, margins and grid colours.
@@ -225,7 +221,7 @@ class Plot(Part):
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence on how to read what follows, and the parts."""
+    """A heading, an introductory sentence, and the parts."""
 
     title: str
     parts: Sequence[Part]
@@ -251,10 +247,10 @@ def page(
     subtitle : str
         Line below the title.
     live : str
-        Script of a page that may request data from the server it came from.
+        Script of a live page, which may request data from its own server.
     inline : bool
         Whether the page contains Plotly's script, about 5 MB. By default a page with plots loads it from
-        the file beside it, which `write_page` writes.
+        the file next to it, which `write_page` writes.
 
     Examples
     --------
@@ -268,7 +264,7 @@ def page(
     )
     body = "".join(_section(section, i) for i, section in enumerate(sections))
     scripts = [f"<script>{script}</script>" for script in (_asset("page.js"), live) if script]
-    if live or any(isinstance(part, Plot) for section in sections for part in section.parts):
+    if any(isinstance(part, Plot) for section in sections for part in section.parts):
         plotly = f"<script>{read_plotly_script()}</script>" if inline else _PLOTLY_TAG
         scripts.insert(0, plotly)
     return Template(_asset("page.html")).substitute(
@@ -284,14 +280,14 @@ def page(
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, and Plotly's script beside it if the page loads it from there.
+    """Write a page, and Plotly's script next to it if the page loads it from there.
 
     Parameters
     ----------
     path : Path
         File to write, such as `report.html`.
     text : str
-        What `page` returned.
+        The result of `page`.
     """
     content = text.encode()
     if _PLOTLY_TAG in text:

@@ -1,7 +1,7 @@
-"""Plots of a run: read its tables, thin them to what a screen shows, and build Plotly figures.
+"""Plots of a run: read its tables, reduce them to the resolution of a screen, and build Plotly figures.
 
-A plot is plain Plotly JSON, made from a data frame. The numbers in its description are of all rows. Domains
-build theirs with `lines`.
+A plot is plain Plotly JSON, built from a data frame. Numbers in its description refer to all rows. Domains
+build their plots with `lines`.
 """
 
 import io
@@ -29,10 +29,10 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _MAX_LEGEND_NAME, _MAX_TASK_NAME = 48, 20
 _MAX_CURVE_POINTS, _MAX_LINE_POINTS, _MAX_HEAT_COLUMNS, _MAX_TASKS = 50, 300, 80, 60
 _AXES = {
-    "reward": "reward of a period (the problem's own unit)",
+    "reward": "reward per period (unit of the problem)",
     "deviation": "largest deviation (share, 0 to 1)",
     "score": "score (no unit)",
-    "loss": "loss (the reward's unit)",
+    "loss": "loss (unit of the reward)",
 }
 _KINDS = {
     "number": {"type": "linear", "separatethousands": True},
@@ -51,7 +51,7 @@ def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFram
     if (folder / f"{name}.parquet").is_dir():
         frame = Run(folder).table(name)
     elif path.exists():
-        with reading(path, "put it back from a copy"):
+        with reading(path, "restore it from a copy"):
             frame = pd.read_csv(io.BytesIO(read_bytes(path)))
     else:
         return None
@@ -59,12 +59,12 @@ def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFram
 
 
 def read_if_there(path: Path) -> Any:
-    """Read a JSON file; an empty mapping if there is none."""
+    """Read a JSON file, or return an empty mapping if there is none."""
     return read_json(path) if path.exists() else {}
 
 
 def _labels(names: Sequence[Any] | pd.Index, length: int = _MAX_LEGEND_NAME) -> list[str]:
-    """Names on one line each, cut and escaped for Plotly.
+    """Return names on one line each, truncated and escaped for Plotly.
 
     >>> _labels(["a  name", "<b>"])
     ['a name', '&lt;b&gt;']
@@ -75,27 +75,27 @@ def _labels(names: Sequence[Any] | pd.Index, length: int = _MAX_LEGEND_NAME) -> 
 
 
 def _thin(frame: Any, count: int) -> pd.DataFrame:
-    """Evenly spaced rows, the first and the last among them."""
+    """Return evenly spaced rows, including the first and the last."""
     if len(frame) <= count:
         return frame
     return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, count).round().astype(int))]
 
 
 def _numbers(series: Any) -> list[float | None]:
-    """Seven significant digits, and None for NaN and infinity, which JSON does not have."""
+    """Round to seven significant digits, with None for values that are not finite."""
     values = np.asarray(series, float)
     return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values]
 
 
 def _times(index: pd.Index) -> list[Any]:
-    """Numbers, dates, or local times to the minute."""
+    """Return the index as numbers, dates, or local times to the minute."""
     if pd.api.types.is_numeric_dtype(index):
         return _numbers(index)
     return [str(value)[:16] for value in index]
 
 
 def _layout(index: pd.Index, title: str, kind: str) -> dict[str, Any]:
-    """Axes; `title` is that of the vertical axis and goes above it, where there is room for it."""
+    """Return the axes; `title` is that of the vertical axis and is shown above the plot."""
     numeric = pd.api.types.is_numeric_dtype(index)
     dates = all(len(str(value)) <= 10 for value in index)
     below = "date" if dates else "time of day (hours and minutes)"
@@ -117,8 +117,8 @@ def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
     Parameters
     ----------
     metrics : DataFrame
-        A row for each recorded step, with the columns `step`, `column` and, for several runs, `run`. Rows
-        between two points of the curve are averaged; of a single run they make the band.
+        One row per recorded step, with the columns `step`, `column` and, for several runs, `run`. Rows
+        between two points of the curve are averaged; for a single run they give the band.
     column : str
         The metric.
     title : str
@@ -142,19 +142,19 @@ def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
         below, above = low[known], high[known][::-1]
         band = _line(_numbers([*below.index, *above.index]), [*below, *above], "", width=0)
         data = [band | {"fill": "toself", "fillcolor": _BAND, "hoverinfo": "skip"}, line]
-    layout = _layout(quantiles.index, _AXES.get(column, f"{column} (its own unit)"), "number")
+    layout = _layout(quantiles.index, _AXES.get(column, f"{column} (own unit)"), "number")
     words = f"{title}, from {number(middle.iloc[0])} to {number(middle.iloc[-1])}."
     return Plot(title, words, data, layout | {"showlegend": False})
 
 
 def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
-    """Plot the probability of each task as a heat map; uniform drawing is the neutral colour.
+    """Plot the probability of each task as a heat map; the uniform probability has a neutral colour.
 
     Parameters
     ----------
     probabilities : DataFrame
-        A row for each step, which is the index, and a column for each task. Of more than 60 tasks the
-        likeliest at the end are shown.
+        One row per step, which is the index, and one column per task. If there are more than 60 tasks,
+        those with the largest probabilities at the end are shown.
     title : str
         Heading of the plot.
     """
@@ -163,11 +163,11 @@ def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
     kept = probabilities[[c for c in probabilities.columns if c in set(shown)]]
     frame = _thin(kept, _MAX_HEAT_COLUMNS)
     uniform = 1 / probabilities.shape[1]
-    cut = f" The {len(shown)} likeliest tasks are shown." if len(shown) < len(last) else ""
+    cut = f" The {len(shown)} most probable tasks are shown." if len(shown) < len(last) else ""
     words = (
-        f"{probabilities.shape[1]} tasks; uniform drawing is {uniform:.2%} each. At the end the "
-        f"likeliest, {last.idxmax()}, has {last.max():.2%} and the least likely {last.min():.2%}. Green "
-        "is above uniform, orange below."
+        f"{probabilities.shape[1]} tasks; uniform sampling is {uniform:.2%} each. At the end the most "
+        f"probable task, {last.idxmax()}, has {last.max():.2%} and the least probable {last.min():.2%}. "
+        "Green is above uniform, orange below."
     )
     heat = {
         "type": "heatmap",
@@ -189,23 +189,23 @@ def allocations(shares: pd.DataFrame) -> Plot:
     Parameters
     ----------
     shares : DataFrame
-        A row for each period and a column for each entity. An entity with share 0 is absent in that
-        period and does not count for the equal share.
+        One row per period and one column per entity. An entity with share 0 is absent in that period and
+        does not count for the equal share.
     """
     present = shares > 0
     away = 100 * shares.sub(1 / present.sum(axis=1), axis=0).where(present)
     far = away.abs().mean().fillna(0.0).sort_values(ascending=False).index
     shown: Any = away[far[: len(COLOURS)]]
     furthest = away.abs().max(axis=1)
-    cut = f" The {len(COLOURS)} furthest from it can be drawn." if len(far) > len(COLOURS) else ""
+    cut = f" The {len(COLOURS)} largest are available." if len(far) > len(COLOURS) else ""
     words = (
         f"{shares.shape[1]} entities over {len(shares)} periods. On average {far[0]} holds "
-        f"{shares[far[0]].mean():.1%}, {away[far[0]].mean():+.2f} points from an equal share; the share "
-        f"furthest from it lies {furthest.mean():.2f} points away on average, {furthest.max():.2f} at "
-        f"most.{cut}"
+        f"{shares[far[0]].mean():.1%}, {away[far[0]].mean():+.2f} points from an equal share. The largest "
+        f"deviation is {furthest.mean():.2f} points on average and {furthest.max():.2f} points at most."
+        f"{cut}"
     )
-    title = "Shares over time, as they differ from equal ones"
-    axis = {"title": "share less an equal one (percentage points)", "kind": "number"}
+    title = "Deviation from equal shares over time"
+    axis = {"title": "share minus an equal share (percentage points)", "kind": "number"}
     return lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN_LINES])
 
 
@@ -219,18 +219,18 @@ def lines(
     drawn: Sequence[str] | pd.Index = _WELL_KNOWN,
     trained: str | None = None,
 ) -> Plot:
-    """Plot a line for each column over the frame's index.
+    """Plot one line per column over the index of a data frame.
 
     Parameters
     ----------
     title, words : str
-        Heading, and the content in words.
+        Heading and alternative text.
     frame : DataFrame
         The index is the date or the period.
     axis : dict
         `title` of the vertical axis with its unit, and `kind`: number, percent or log.
     first : sequence of str
-        Columns that are drawn first and bold.
+        Columns that are drawn first and in bold.
     drawn : sequence of str
         Columns that are drawn even if there are many; a click in the legend draws the others.
     trained : str, optional
@@ -260,6 +260,6 @@ def lines(
 
 
 def _line(x: list[Any], y: Any, name: str, **look: Any) -> dict[str, Any]:
-    """A Plotly trace; `look` is its `line`, such as colour and width."""
+    """Return a Plotly trace; `look` is its `line`, such as colour and width."""
     trace = {"type": "scatter", "mode": "lines", "name": name}
     return trace | {"x": x, "y": _numbers(y), "line": look}

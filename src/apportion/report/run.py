@@ -1,7 +1,7 @@
-"""The page of a run: identity, results, the sections of its domain, and learning curves.
+"""Report of a run: identity, results, the sections of its domain, and learning curves.
 
-A run's folder holds `metrics` (a row for each recorded step) and may hold `headline.json`,
-`certificate.json`, `allocations` (a column for each entity), `probabilities` (a column for each task),
+A run's folder contains `metrics` (one row per recorded step) and optionally `headline.json`,
+`certificate.json`, `allocations` (one column per entity), `probabilities` (one column per task),
 `results.json`, `policy.json`, `settings.toml`, `environment.json`, and the files that its domain reads.
 A table is one CSV file, or Parquet in parts. The first column of a time series is the date, the round
 or the step.
@@ -30,7 +30,7 @@ from apportion.runs.settings import read_toml
 _CURVES = {
     "reward": "Reward of the batch",
     "deviation": "Deviation from equal shares",
-    "score": "Score of the drawn task",
+    "score": "Score of the sampled task",
     "loss": "Weighted loss",
 }
 _ELSEWHERE = ("fingerprint", "until")
@@ -41,33 +41,33 @@ _VERDICTS: dict[str, Outcome] = {
     "not yet": "not-established",
 }
 _BETS = (
-    "One sequence of bets is on the policy being better than what decides today, another on it being "
-    "worse. The first whose wealth reaches its threshold gives the verdict. A wrong verdict has "
-    "probability alpha at most, however often the test is repeated."
+    "One sequence of bets is on the policy being better than the baseline, another on it being worse. The "
+    "first one to reach the required wealth decides the verdict. The probability of a wrong verdict is at "
+    "most alpha, however often the test is repeated."
 )
 _GLOSSARY = {
     "allocation": "The shares of all entities in a period; they sum to 1.",
     "deviation from equal shares": (
-        "A share minus 1 divided by the number of entities. A policy that stays near equal shares has "
-        "learned little, or uses little of it."
+        "A share minus 1 divided by the number of entities. A policy whose shares stay nearly equal has "
+        "learned little, or trades little on it."
     ),
-    "task": "A subset of all entities; the policy learns from many of them.",
+    "task": "A subset of all entities; the policy is trained on many tasks.",
     "score and probability": (
-        "A task's score measures how much is left to learn from it; its probability of being drawn next "
-        "grows with the score."
+        "The score of a task estimates its difficulty; the probability of sampling the task increases "
+        "with the score."
     ),
-    "STL, MTL, P-MTL": "Learning from one task, from many drawn evenly, from many drawn by priority.",
+    "STL, MTL, P-MTL": "Training on one task, on many sampled uniformly, on many sampled by priority.",
     "interval": "95 %: over repeated data, 19 of 20 such intervals contain the true value.",
     "holds, does not hold, not established": (
-        "The interval lies on the claim's side of 0; on the other side; around 0, which decides neither."
+        "The interval is on the claim's side of 0; on the other side; or contains 0."
     ),
-    "certificate": "A verdict on the policy against what decides today, by bets on its gains.",
+    "certificate": "An anytime-valid test of the policy against a baseline, by bets on its gains.",
 }
-"""Terms that the page of every run explains."""
+"""Glossary of every run's page."""
 
 
 class RunDomain(Protocol):
-    """The part of a domain that the page of its runs needs."""
+    """The part of a domain that the report of its runs uses."""
 
     glossary: ClassVar[Mapping[str, str]]
 
@@ -75,34 +75,34 @@ class RunDomain(Protocol):
 
 
 def run_page(folder: Path, domain: RunDomain | None = None, *, inline: bool = False) -> str:
-    """Return the page of a run's folder, with the sections and the glossary of its domain."""
+    """Return the report of a run, with the sections and the glossary of its domain."""
     metrics = read_table(folder, "metrics")
     if metrics is None or metrics.empty:
-        raise InputError(f"{folder}: its metrics have no rows yet; let the run record some steps")
+        raise InputError(f"{folder}: the metrics have no rows yet; wait until steps are recorded")
     settings = read_toml(folder / "settings.toml")
     about, environment = (read_if_there(folder / f"{x}.json") for x in ("headline", "environment"))
     facts = _identity(folder, settings, environment)
-    sections = [Section("This run", [Facts("What, when, on whom", facts, folded=False)])]
+    sections = [Section("This run", [Facts("Policy, data and dates", facts, folded=False)])]
     sections += [*_headline(about), *_certificate(folder)]
     if domain is not None:
         sections += domain.sections(folder)
     shares = read_table(folder, "allocations", indexed=True)
     if shares is not None:
-        lead = "What the policy gives to each entity, period after period."
+        lead = "Shares of each entity over time."
         sections.append(Section("Allocations", [plots.allocations(shares)], lead))
     curves = [
         plots.learning_curve(metrics, c, title) for c, title in _CURVES.items() if c in metrics
     ]
-    lead = "Lines are medians, bands the middle half: over runs, or over neighbouring steps of one run."
+    lead = "Medians with interquartile bands, over runs or over neighbouring steps of one run."
     sections.append(Section("Learning", curves, lead))
     chances = read_table(folder, "probabilities", indexed=True)
     if chances is not None:
         heat = plots.task_probabilities(chances, "Probability of each task over training")
-        lead = "Which tasks the algorithm chose to learn from."
+        lead = "The tasks that the algorithm trains on."
         sections.append(Section("Tasks", [heat], lead))
     sections.append(provenance(settings, environment))
     words = {**_GLOSSARY, **(domain.glossary if domain is not None else {})}
-    glossary = Facts("The words of this page", words, kind="glossary")
+    glossary = Facts("Terms on this page", words, kind="glossary")
     sections.append(Section("Glossary", [glossary]))
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""), inline=inline)
@@ -111,7 +111,7 @@ def run_page(folder: Path, domain: RunDomain | None = None, *, inline: bool = Fa
 def _identity(
     folder: Path, settings: dict[str, Any], environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """The known facts among policy, method, domain, last training day, start, entities and test days."""
+    """Return policy, method, domain, last training day, start, data and test days, as far as known."""
     results, policy = (read_if_there(folder / f"{name}.json") for name in ("results", "policy"))
     data = environment.get("data", {})
     until = results.get("trained_until") or data.get("until") or data.get("last")
@@ -121,7 +121,9 @@ def _identity(
         "method": settings.get("method"),
         "domain": settings.get("job"),
         "trained until": _in_a_line(until),
-        "made at": str(environment.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
+        "started at": str(environment.get("started", ""))
+        .replace("T", " ")
+        .replace("+00:00", " UTC"),
         "tested on": f"{results['start']} to {results['end']}, {results['periods']} periods"
         if {"start", "end", "periods"} <= results.keys()
         else None,
@@ -131,7 +133,7 @@ def _identity(
 
 
 def _in_a_line(value: Any) -> Any:
-    """A mapping as text, `name: value; ...`; a value that begins with its name is not labelled."""
+    """Format a mapping as `name: value; ...`; a value that starts with its name is not labelled."""
     if not isinstance(value, dict):
         return value
     each = {str(name): str(inner) for name, inner in value.items()}
@@ -141,7 +143,7 @@ def _in_a_line(value: Any) -> Any:
 
 
 def _classes(policy: Any) -> list[str]:
-    """A policy's class, followed by the classes of the policies inside it."""
+    """Return the class of a policy, followed by the classes of nested policies."""
     if not isinstance(policy, dict) or "class" not in policy:
         return []
     inner = policy.get("arguments", {})
@@ -150,7 +152,7 @@ def _classes(policy: Any) -> list[str]:
 
 
 def _headline(about: dict[str, Any]) -> list[Section]:
-    """The cards and the text of `headline.json`, if a domain wrote any."""
+    """Return the cards and the text of `headline.json`, if there are any."""
     parts: list[Part] = []
     if about.get("cards"):
         parts.append(Headlines([Headline(**card) for card in about["cards"]]))
@@ -160,7 +162,7 @@ def _headline(about: dict[str, Any]) -> list[Section]:
 
 
 def _certificate(folder: Path) -> list[Section]:
-    """The last result of `apportion certify`: verdict, facts and picture."""
+    """Return the last result of `apportion certify`: verdict, facts and plot."""
     made: dict[str, Any] = read_if_there(folder / "certificate.json")
     if not made:
         return []
@@ -170,25 +172,25 @@ def _certificate(folder: Path) -> list[Section]:
         f"{made['policy']} against {made['against']}: {made['verdict']}",
         mean,
         f"[{points[-2]:+.3f}, {points[-1]:+.3f}]",
-        f"mean gain of a {made['period']}; {made['bets']} bets, {made['start']} to {made['end']}",
+        f"mean gain per {made['period']}; {made['bets']} bets, {made['start']} to {made['end']}",
         _VERDICTS.get(made["verdict"]),
     )
     facts = {
         "decided on": made["decided"],
         "alpha": made["alpha"],
         "wealth of the bets": made["wealth"],
-        "trust earned": made["trust"],
+        "trust": made["trust"],
         "gains beyond the bound": made["clipped"],
     }
-    parts: list[Part] = [Headlines([card]), Facts("What it rests on", facts)]
+    parts: list[Part] = [Headlines([card]), Facts("Evidence", facts)]
     plot = folder / "certificate.png"
     if plot.is_file():
-        words = f"The wealth of both bets and the bounds on the mean gain: {made['verdict']}."
+        words = f"Wealth of both bets and bounds on the mean gain: {made['verdict']}."
         parts.append(Picture("The bets", plot.read_bytes(), words))
     return [Section("Certificate", parts, _BETS)]
 
 
 def provenance(settings: dict[str, Any], facts: dict[str, Any]) -> Section:
-    """Settings, versions, device, seed and data, folded."""
+    """Return the folded section of settings, versions, device, seed and data."""
     parts = [Facts("Settings", settings), Facts("Versions, device, seed and data", facts)]
     return Section("Settings and provenance", [part for part in parts if part.facts])

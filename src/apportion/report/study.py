@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from apportion.certify.statistics import in_words
+from apportion.certify.statistics import Outcome, in_words
 from apportion.report.page import (
     Headline,
     Headlines,
@@ -18,8 +18,9 @@ from apportion.report.page import (
 from apportion.report.plots import read_if_there, read_table
 from apportion.report.run import provenance
 from apportion.runs.files import read_bytes
+from apportion.runs.sources import changed_files
 
-_COMPUTED = ("command", "run", "commit", "device", "seconds", "seed", "versions")
+_COMPUTED = ("command", "run", "commit", "packages", "device", "seconds", "seed", "versions")
 """Facts of `study.json` that the page shows."""
 
 
@@ -27,10 +28,10 @@ def study_page(folder: Path) -> str:
     """Return the page of a study's folder."""
     verdicts, about = read_if_there(folder / "verdict.json"), read_if_there(folder / "study.json")
     figures = about.get("figures", [])
-    holding = sum(bool(verdict["holds"]) for verdict in verdicts)
+    holding = sum(_decision(verdict) == "holds" for verdict in verdicts)
     lead = (
-        f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % interval "
-        "and the number of independent experiments."
+        f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % interval, "
+        "the number of independent experiments and the levels of the arms that are compared."
     )
     sections = [Section("Verdicts", [Headlines([_card(verdict) for verdict in verdicts])], lead)]
     for figure in figures:
@@ -38,6 +39,10 @@ def study_page(folder: Path) -> str:
         parts = _figure(folder, figure, own)
         sections.append(Section(figure["title"] if len(figures) > 1 else "Figure", parts))
     facts = {name: about[name] for name in _COMPUTED if about.get(name) is not None}
+    files = about.get("files")
+    if isinstance(files, dict) and files:
+        changed = len(changed_files(files))
+        facts["changed since"] = f"{changed} of {len(files)} files of the packages it ran on"
     sections.append(provenance(about.get("settings", {}), facts))
     name = about.get("name", folder.name)
     title = figures[0]["title"] if len(figures) == 1 else name
@@ -50,10 +55,7 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     # Only the name: a path in the file must not lead out of the folder.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
-        claims = (
-            f"{one['claim']}: {in_words(one['outcome'], bool(one.get('barely')))}"
-            for one in verdicts
-        )
+        claims = (f"{one['claim']}: {in_words(_decision(one))}" for one in verdicts)
         words = f"{figure['title']}: {'; '.join(claims)}"
         parts.append(Picture(figure["title"], read_bytes(picture), words))
     table = read_table(folder, Path(figure["table"]).stem)
@@ -62,16 +64,21 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     return parts
 
 
+def _decision(verdict: dict[str, Any]) -> Outcome:
+    """The outcome after Holm's adjustment; an exact statement has none."""
+    return verdict.get("adjusted") or verdict["outcome"]
+
+
 def _card(verdict: dict[str, Any]) -> Headline:
     low, high = verdict["interval"]
     whose = "A claim of the paper" if verdict["paper"] else "Our own check"
-    adjusted = verdict.get("adjusted")
-    after = f"; {in_words(adjusted)} after Holm's adjustment" if adjusted else ""
+    decision, alone = _decision(verdict), verdict["outcome"]
+    before = f"; {in_words(alone)} before Holm's adjustment" if alone != decision else ""
+    levels = "".join(f"; {name} {number(one)}" for name, one in verdict.get("levels", {}).items())
     return Headline(
         verdict["claim"],
         number(verdict["estimate"]),
         f"[{number(low)}, {number(high)}]",
-        f"{whose}; n = {verdict['n']}{after}",
-        verdict["outcome"],
-        bool(verdict.get("barely")),
+        f"{whose}; n = {verdict['n']}{levels}{before}",
+        decision,
     )

@@ -1,8 +1,8 @@
-"""A run's state as named arrays: parameters, optimiser, scores, memory, positions, key and step.
+"""Save and load the state of a run: parameters, optimiser, scores, memory, positions, key and step.
 
-Arrays are named by their path in the state. A state is rebuilt in the structure of the run's own
-first state, so a checkpoint holds only numbers, and a checkpoint of another run is refused. `save_state`
-writes a state to a file of its own, outside a run's folder, and `train(resume_from=FILE)` reads it.
+Arrays are named by their path in the state. Loading fills the structure of the run's initial state, so a
+checkpoint holds only numbers, and a checkpoint of a different run is rejected. `save_state` writes a state
+to a separate file, outside a run's folder, and `train(resume_from=FILE)` reads it.
 """
 
 from pathlib import Path
@@ -20,7 +20,19 @@ _FORMAT = "apportion checkpoint 1"
 
 
 def save_state(state: RunState, file: Path | str) -> Path:
-    """Save a run's state (`TrainingResult.state`, or a chunk's) as one file and return its path.
+    """Save the state of a run as one file, to continue it with `train(resume_from=file)`.
+
+    Parameters
+    ----------
+    state : RunState
+        `TrainingResult.state`, or the state of a chunk.
+    file : path
+        The safetensors file to write; an existing file is replaced.
+
+    Returns
+    -------
+    Path
+        The file.
 
     Examples
     --------
@@ -40,12 +52,12 @@ def save_state(state: RunState, file: Path | str) -> Path:
 
 
 def load_state(file: Path | str, first: RunState) -> RunState:
-    """The state that `save_state` wrote, in the structure of the run's first one."""
+    """Load the state that `save_state` wrote, with the structure of the run's initial state."""
     return from_arrays(first, *read_arrays(Path(file)), str(file))
 
 
 def to_arrays(state: RunState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The state's arrays by path, and which of them are random keys of which kind."""
+    """Return the arrays of a state by path, and the kinds of its random keys."""
     arrays, keys = {}, {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = leaf_name(path)
@@ -59,15 +71,15 @@ def to_arrays(state: RunState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 def from_arrays(
     first: RunState, arrays: dict[str, np.ndarray], about: dict[str, Any], source: str
 ) -> RunState:
-    """The saved state in the structure of the run's first one.
+    """Return the saved state with the structure of the run's initial state.
 
     Raises
     ------
     InputError
-        The arrays are not those of such a run.
+        If the arrays do not have this structure.
     """
     if about.get("format") != _FORMAT:
-        raise InputError(f"{source}: holds no checkpoint; give the folder of a run")
+        raise InputError(f"{source}: is not a checkpoint; pass the folder of a run")
     expected, own = to_arrays(first)
     odd = expected.keys() ^ arrays.keys()
     if not odd and about.get("keys") != own["keys"]:
@@ -80,8 +92,8 @@ def from_arrays(
         }
     if odd:
         raise InputError(
-            f"{source}: {min(odd)} does not fit this run; its problem, tasks, policy, learner or settings, "
-            "or the version of apportion, have changed since it was saved, so train again"
+            f"{source}: {min(odd)} does not match this run; the problem, tasks, policy, learner, settings "
+            "or version of apportion have changed since it was saved, so train again"
         )
 
     def fill(path: tuple, leaf: Any) -> Any:
@@ -97,5 +109,5 @@ def _is_key(leaf: PyTree) -> bool:
 
 
 def leaf_name(path: tuple) -> str:
-    """The name of a leaf from its path in a tree, such as `policy/score/of_held`."""
+    """Return the name of a leaf from its path in a tree, such as `policy/score/of_held`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,7 +1,7 @@
-"""Compiled programs, kept on disk for the next start.
+"""Persistent cache of compiled programs for the command line.
 
-A program of a run takes seconds to compile. The command line keeps what is compiled in the user's
-cache folder, where the next command of the same sizes finds it. Importing the library changes nothing.
+Compiling a run takes seconds. The command line caches compiled programs in the user's cache folder, so
+that the next command with the same sizes reuses them. Importing the library does not set up the cache.
 """
 
 import os
@@ -10,15 +10,15 @@ import zlib
 from pathlib import Path
 
 _CACHE_VARIABLE = "APPORTION_CACHE"
-"""Environment variable: `off` keeps nothing, a folder keeps it there."""
+"""Environment variable: a folder for the cache, or `off`."""
 _MAX_CACHE_BYTES = 2**30
 _WRITE_SECONDS = 60.0
 
 
 def keep_compiled() -> Path | None:
-    """Let JAX, before it starts, keep compiled programs; return the folder, or None.
+    """Configure JAX's compilation cache before JAX starts; return the folder, or None.
 
-    A folder that the user set (`JAX_COMPILATION_CACHE_DIR`) is not changed.
+    A folder set by the user (`JAX_COMPILATION_CACHE_DIR`) takes precedence.
     """
     wish = os.environ.get(_CACHE_VARIABLE, "")
     if wish.lower() in ("off", "0", "false", "no"):
@@ -26,7 +26,7 @@ def keep_compiled() -> Path | None:
     user_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if user_folder is not None:
         return Path(user_folder)
-    # Programs are compiled for one kind of processor, and machines may share a home folder.
+    # Programs depend on the processor, and machines can share a home folder.
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = (Path(wish) if wish else base / "apportion" / "compiled") / f"{_processor():08x}"
     try:
@@ -34,7 +34,7 @@ def keep_compiled() -> Path | None:
         _remove_incomplete(folder)
     except OSError:
         return None
-    # Small programs too: a run has many of them, and together they take as long as the large one.
+    # Cache small programs as well: the many small ones of a run take as long as the large one.
     wishes = {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(_MAX_CACHE_BYTES),
@@ -46,17 +46,17 @@ def keep_compiled() -> Path | None:
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Remove programs without a time of use: a killed process left them, and JAX would complain."""
+    """Remove programs without a time of use, which killed processes leave and JAX warns about."""
     times = {path.name for path in folder.glob("*-atime")}
     for path in folder.glob("*-cache"):
         half = path.name.removesuffix("-cache") + "-atime" not in times
-        # Another process may still be writing a younger one.
+        # Another process may still be writing a recent one.
         if half and time.time() - path.stat().st_mtime > _WRITE_SECONDS:
             path.unlink(missing_ok=True)
 
 
 def _processor() -> int:
-    """A number that differs between processors of different instructions."""
+    """Return a hash of the processor's instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

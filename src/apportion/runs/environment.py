@@ -1,4 +1,4 @@
-"""The environment of a run: versions, device, seed, data; versions are found without importing JAX."""
+"""Environment of a run: versions, device, seed and data; versions are read without importing JAX."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ EXTRAS = {
 
 
 def installed(package: str) -> str | None:
-    """A package's version, or None if it is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -37,13 +37,13 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, apportion and the packages it computes with."""
+    """Return the versions of Python, apportion and its numerical dependencies."""
     own = {"python": platform.python_version(), "apportion": apportion.__version__}
     return own | {name: installed(name) for name in _CORE_PACKAGES}
 
 
 def devices() -> list[str]:
-    """The processors and graphics cards the operating system sees."""
+    """Return the processors and GPUs that the operating system reports."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = [f"{cores} CPU cores ({platform.machine()})"]
     for card in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -53,7 +53,7 @@ def devices() -> list[str]:
 
 
 def environment(*, seed: int, data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a run's `environment.json`; this starts JAX."""
+    """Return the content of a run's `environment.json`; this starts JAX."""
     import jax
 
     device = jax.devices()[0]

@@ -1,6 +1,6 @@
-"""Export a policy as StableHLO for any number of entities; `jax.export.deserialize` runs it.
+"""Export a policy as StableHLO for any number of entities; `jax.export.deserialize` loads it.
 
-The program is read back and compared with the policy before it is written.
+The exported program is compared with the policy before it is written.
 """
 
 from pathlib import Path
@@ -22,21 +22,28 @@ _MAX_SHARE_ERROR = 1e-6
 
 
 def export_policy(policy: Policy, folder: Path | str, *, window: int, channels: int) -> Path:
-    """Write a policy for machines without apportion, and return the file written.
+    """Export a policy as a StableHLO program that runs without apportion.
+
+    The program is a function of (history, held, mask, limits) for any number of entities.
 
     Parameters
     ----------
-    policy
-        Any policy that needs no floors.
-    folder
-        Where to write; created if needed.
-    window, channels
-        The shape of the history that the policy reads of each entity.
+    policy : Policy
+        A policy that does not need floors.
+    folder : path
+        Folder to write to; it is created if needed.
+    window, channels : int
+        Shape of the history of each entity.
+
+    Returns
+    -------
+    Path
+        The file, `policy.stablehlo`.
 
     Raises
     ------
     InputError
-        The policy cannot read such histories, or what was written does not give its shares.
+        If the policy cannot read such histories, or the program does not reproduce its shares.
 
     Examples
     --------
@@ -75,7 +82,7 @@ def export_policy(policy: Policy, folder: Path | str, *, window: int, channels: 
 
 
 def _stablehlo(policy: Policy, window: int, channels: int) -> bytes:
-    """The program of (history, held, mask, limits), the number of entities left open."""
+    """Return the serialised program of (history, held, mask, limits) for any number of entities."""
     (m,) = export.symbolic_shape("entities")
     number, one = jnp.float32, jax.ShapeDtypeStruct
 
@@ -88,13 +95,13 @@ def _stablehlo(policy: Policy, window: int, channels: int) -> bytes:
         return policy(Observation(history, held, limits), mask)
 
     shapes = (one((m, window, channels), number), one((m,), number), one((m,), bool))
-    # A program records the source lines it was traced from: paths of this machine, and two exports of one
-    # policy would differ.
+    # By default a program records the source lines that it was traced from. These contain local paths and
+    # would make two exports of one policy differ.
     traced = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, traced)
     jax.config.update(traced, 0)
     try:
-        # A program for GPUs would contain kernels that other versions may not run.
+        # A program for GPUs would contain kernels that other versions may not support.
         program = export.export(jax.jit(shares), platforms=("cpu",))(*shapes, one((m,), number))
         return bytes(program.serialize())
     finally:

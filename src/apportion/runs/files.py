@@ -1,9 +1,9 @@
 """Atomic writes, checksums and locks for the folders of runs and studies.
 
-A file is written under a temporary name, synced, then renamed, so that a crash leaves the old file
+A file is written under a temporary name, synced, then renamed, so that a crash leaves either the old file
 or the new one. `SHA256SUMS` in the folder of a run, a study or a saved policy holds the checksum of each
-file, and a file that does not match its checksum is refused when it is read. Arrays are ordinary
-safetensors and tables ordinary Parquet; nothing in them is ever executed.
+file; reading a file that does not match its checksum raises an error. Arrays are stored as safetensors and
+tables as Parquet; reading them executes no code.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _OWNER_MARKS = ("settings.toml", "cells.json", "study.json")
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file atomically: a crash at any moment leaves the old content or the new."""
+    """Write a file atomically: a crash leaves either the old or the new content."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -52,7 +52,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    # The rename is on disk once the folder is. Windows has no such call: it cannot open a folder.
+    # Sync the folder, so that the rename is on disk. Windows cannot open a folder.
     if sys.platform != "win32":
         handle = os.open(path.parent, os.O_RDONLY)
         try:
@@ -68,29 +68,29 @@ def _remove_unfinished(paths: Iterable[Path]) -> None:
 
 
 def write_checked(folder: Path, name: str, content: bytes) -> None:
-    """Write a file that does not exist yet in the folder of a run or a study, with its checksum.
+    """Write a new file in the folder of a run or a study, and append its checksum.
 
     Parameters
     ----------
     folder
-        The folder of the run or study, which has the `SHA256SUMS`. This process is its only writer.
+        Folder of the run or study, which has the `SHA256SUMS`. This process must be its only writer.
     name
-        The file's path in that folder, such as `cells/NAME.parquet`.
+        Path of the file in that folder, such as `cells/NAME.parquet`.
     content
-        What to write.
+        Content of the file.
     """
-    # The checksum comes first: a process killed in between leaves a checksum without a file, never
-    # a file without a checksum.
+    # Write the checksum first: a process killed in between leaves a checksum without a file, never a file
+    # without a checksum.
     _append_sum(Path(folder), name, _sha256(content))
     write_atomic(Path(folder) / name, content)
 
 
 @contextmanager
 def checksummed(folder: Path, *names: str) -> Iterator[None]:
-    """Record the checksums of the files of these names when the block ends.
+    """Record the checksums of the files with these names when the block ends.
 
     The files may be new or replaced. They have no checksum while the block runs, so a process that dies
-    in it leaves no checksum of other content. Temporary files of an earlier save that died are removed.
+    in it leaves no outdated checksum. Temporary files of killed processes are removed.
     """
     for name in (*names, SUMS):
         _remove_unfinished(folder.glob(f".{name}.[0-9]*.part"))
@@ -102,11 +102,11 @@ def checksummed(folder: Path, *names: str) -> Iterator[None]:
 
 
 def _append_sum(folder: Path, name: str, digest: str) -> None:
-    """Add a line, at a cost that does not grow with the number of lines."""
+    """Append a line, at a cost that does not grow with the number of lines."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / SUMS, "a+b") as file:
         file.seek(max(file.tell() - 1, 0))
-        # A process killed in an append leaves a line without an end.
+        # A process killed during an append leaves a line without a line break.
         new_line = b"" if file.read(1) in (b"", b"\n") else b"\n"
         file.write(new_line + f"{digest}  {name}\n".encode())
         file.flush()
@@ -114,7 +114,7 @@ def _append_sum(folder: Path, name: str, digest: str) -> None:
 
 
 def _write_sums(folder: Path, names: Sequence[str], sums: Mapping[str, str]) -> None:
-    """Replace the lines of these names; drop those of files in subfolders that were removed."""
+    """Replace the lines of these names; remove those of deleted files in subfolders."""
     text = _read_sums(folder)
     lines = {line[66:] or line: line for line in text.splitlines()}
     kept = [
@@ -127,7 +127,7 @@ def _write_sums(folder: Path, names: Sequence[str], sums: Mapping[str, str]) -> 
 
 
 def _read_sums(folder: Path) -> str:
-    """The lines of `SHA256SUMS`, or an empty text."""
+    """Return the content of `SHA256SUMS`, or an empty string."""
     try:
         return (folder / SUMS).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -135,12 +135,12 @@ def _read_sums(folder: Path) -> str:
 
 
 def require_recorded(folder: Path, *names: str) -> None:
-    """Refuse the folder of a finished run without checksums of these files; warn of missing ones."""
+    """Raise if a finished run has no checksums of these files; warn about missing files."""
     recorded = {line[66:] for line in _read_sums(folder).splitlines()}
     for name in sorted({*names} - recorded):
         raise InputError(
-            f"{folder / SUMS}: is missing or does not list {name}, so the file may be another run's; put "
-            "it back from a copy, or train again"
+            f"{folder / SUMS}: is missing or does not list {name}, so the file may belong to another run; "
+            "restore it from a copy, or train again"
         )
     gone = sorted(name for name in recorded if not (folder / name).exists())
     if gone:
@@ -150,7 +150,7 @@ def require_recorded(folder: Path, *names: str) -> None:
 
 
 def _find_sum(folder: Path, name: str) -> str | None:
-    """The last checksum recorded for a name, or None."""
+    """Return the last recorded checksum of a name, or None."""
     text = _read_sums(folder)
     place = text.rfind(f"  {name}\n")
     return None if place < 0 else text[max(place - 64, 0) : place]
@@ -161,14 +161,14 @@ def _sha256(raw: bytes) -> str:
 
 
 def write_figure(path: Path, figure: "Figure", **options: Any) -> None:
-    """Write a figure as PNG, atomically; options as for `savefig`."""
+    """Write a figure as PNG atomically, with the options of `savefig`."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", **options)
     write_atomic(path, picture.getvalue())
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """Strict JSON: a number that is not finite, which JSON cannot express, becomes null.
+    """Return strict JSON, with null for numbers that are not finite.
 
     >>> to_json({"low": float("-inf"), "n": 1})
     '{"low": null, "n": 1}'
@@ -178,8 +178,8 @@ def to_json(content: Any, indent: int | None = None) -> str:
 
 def read_bytes(
     path: Path | str,
-    missing: str = "put it back from a copy",
-    changed: str = "put it back from a copy",
+    missing: str = "restore it from a copy",
+    changed: str = "restore it from a copy",
 ) -> bytes:
     """Return the content of a file.
 
@@ -188,19 +188,19 @@ def read_bytes(
     path
         The file.
     missing, changed
-        What the error suggests if there is no such file, and if its content does not match the checksum in
-        the `SHA256SUMS` of its folder or of the folder above. A file without a checksum is not checked.
+        Advice in the error if there is no such file, and if its content does not match the checksum in the
+        `SHA256SUMS` of its folder or of the parent folder. A file without a checksum is not checked.
 
     Raises
     ------
     InputError
-        The file cannot be read, or does not match its checksum.
+        If the file cannot be read, or does not match its checksum.
     """
     path = Path(path)
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
             raise InputError(
-                f"{path}: is a pipe or a device, which cannot be read twice; save what it holds to a file"
+                f"{path}: is a pipe or a device, which cannot be read twice; save its content to a file"
             )
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -211,28 +211,25 @@ def read_bytes(
     recorded = _find_sum(folder, name) or _find_sum(folder.parent, f"{folder.name}/{name}")
     if recorded is not None and recorded != _sha256(raw):
         raise InputError(
-            f"{path}: the checksum in {SUMS} does not match, the file was cut short or changed; {changed}"
+            f"{path}: the checksum in {SUMS} does not match, the file was truncated or changed; {changed}"
         )
     return raw
 
 
-def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
-    """Read a file of strict JSON, or raise an `InputError` with one sentence.
-
-    NaN, Infinity, which are not JSON, and numbers too large are refused.
-    """
+def read_json(path: Path, *, missing: str = "restore it from a copy") -> Any:
+    """Read a file of strict JSON; NaN, Infinity and numbers that overflow raise an `InputError`."""
     raw = read_bytes(path, missing)
     try:
         return json.loads(raw.decode(), parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: not valid JSON ({error}); it is damaged, so put it back from a copy"
+            f"{path}: not valid JSON ({error}); it is damaged, so restore it from a copy"
         ) from None
 
 
 def _number(text: str) -> float:
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text if len(text) < 20 else text[:16] + '...'} is no number")
+        raise ValueError(f"{text if len(text) < 20 else text[:16] + '...'} is not a finite number")
     return value
 
 
@@ -251,9 +248,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     """Return arrays and their JSON description as safetensors bytes."""
-    # One entry only: the order of several would differ from one save to the next.
+    # A single entry, because the order of several differs between saves.
     metadata = {"apportion": json.dumps({"about": about})}
-    # Safetensors writes what lies in memory, so every array must be in C order.
+    # Safetensors writes the memory of an array, so every array must be in C order.
     return save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
 
 
@@ -263,17 +260,17 @@ def _unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, A
     Raises
     ------
     InputError
-        The bytes are incomplete, or were not made by `pack`.
+        If the bytes are incomplete, or `pack` did not write them.
     """
     size = int.from_bytes(raw[:8], "little")
     try:
-        # Earlier versions kept a checksum beside `about`.
+        # Earlier versions stored a checksum next to `about`.
         note = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["apportion"])
         about = dict(note["about"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{source}: not a file that apportion wrote, or its header is damaged; "
-            "give one made by apportion"
+            "pass a file written by apportion"
         ) from None
     try:
         return load(raw), about
@@ -282,7 +279,7 @@ def _unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, A
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-    """Save named arrays with a description, atomically, and their checksum in `SHA256SUMS`.
+    """Save named arrays with a description atomically, and their checksum in `SHA256SUMS`.
 
     Examples
     --------
@@ -298,7 +295,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read what `write_arrays` wrote; any other content is refused."""
+    """Read a file that `write_arrays` wrote; other content raises an `InputError`."""
     return _unpack(read_bytes(path), str(path))
 
 
@@ -308,7 +305,7 @@ def pack_rows(frame: "pd.DataFrame") -> bytes:
 
 
 def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
-    """Read a table from a file made of `pack_rows`; refuse one that does not match its checksum."""
+    """Read a table from a file with the content of `pack_rows`, and check its checksum."""
     import pandas as pd
 
     raw = read_bytes(path, way_out, way_out)
@@ -317,7 +314,7 @@ def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
 
 
 def require_new(file: Path, *, force: bool = False) -> None:
-    """Refuse to write over a file; with `force` only one of a run or a study is refused."""
+    """Raise if the file exists; with `force`, only if it belongs to a run or a study."""
     if not os.path.lexists(file):
         return
     owner = next(
@@ -325,19 +322,17 @@ def require_new(file: Path, *, force: bool = False) -> None:
         None,
     )
     if owner is not None:
-        raise InputError(f"{file}: is a file of {owner} and never replaced; choose another place")
+        raise InputError(f"{file}: belongs to {owner} and is never replaced; choose another path")
     if not force:
-        raise InputError(
-            f"{file}: is there already; choose another place, or --force to replace it"
-        )
+        raise InputError(f"{file}: already exists; choose another path, or --force to replace it")
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it: a second process that wants to write there is refused.
+    """Create the folder and lock it; raise if another process has the lock.
 
-    The operating system releases the lock when the process ends. The file stays, as a mark that unfinished
-    files beside it are ours. Temporary files of a killed save are removed.
+    The operating system releases the lock when the process ends. The lock file remains and marks the
+    folder as ours. Temporary files of killed processes are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -355,13 +350,13 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path, *, unfinished: Collection[str] = ()) -> None:
-    """Refuse a folder in which nothing new can be written: others' files are never overwritten.
+    """Raise if a folder has files or cannot be written to; existing files are never overwritten.
 
-    Files named in `unfinished` are allowed beside our lock: a process that was killed left them.
+    Files named in `unfinished` are allowed if the folder has our lock, since a killed process left them.
     """
     if (folder / "settings.toml").exists():
         raise InputError(
-            f"{folder}: already holds a run; continue it with `apportion resume {folder}`, or "
+            f"{folder}: already contains a run; continue it with `apportion resume {folder}`, or "
             "choose another folder"
         )
     require_writable(folder)
@@ -370,21 +365,19 @@ def require_free(folder: Path, *, unfinished: Collection[str] = ()) -> None:
     files = sorted(name for name in names if name not in ours)
     if files:
         raise InputError(
-            f"{folder}: holds other files, such as {files[0]}; choose a new or an empty folder"
+            f"{folder}: contains other files, such as {files[0]}; choose a new or an empty folder"
         )
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work is done for it."""
+    """Raise if a folder cannot be created or written to."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; choose a folder")
     parent = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     if not parent.is_dir():
-        raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
+        raise InputError(f"{folder}: {parent} is a file; choose a folder that can be created")
     try:
-        # A trial, because reported permissions are not always true; it leaves nothing behind.
+        # Try it, because reported permissions are not always correct; the file is removed at once.
         tempfile.TemporaryFile(dir=parent).close()
     except OSError:
-        raise InputError(
-            f"{folder}: {parent} cannot be written to; choose another folder"
-        ) from None
+        raise InputError(f"{folder}: {parent} is not writable; choose another folder") from None

@@ -1,19 +1,19 @@
-"""A run as a folder: settings, environment, metrics, checkpoints, policy, results.
+"""The folder of a run: settings, environment, metrics, checkpoints, policy and results.
 
     settings.toml           the settings, to run it again
     environment.json        versions, device, seed, fingerprint of the data
-    choice.json             what a job chose before it trained, if it chooses
-    metrics.parquet/        a row for each recorded step, one part per chunk; for `pandas.read_parquet`
-    probabilities.parquet/  each task's probability, a row per chunk
+    choice.json             the choices made before training, if the job makes any
+    metrics.parquet/        one row per recorded step, one part per chunk; for `pandas.read_parquet`
+    probabilities.parquet/  probability of each task, one row per chunk
     checkpoints/            the newest states
-    policy.safetensors      the trained policy's arrays
-    policy.json             the trained policy's class and constructor arguments
+    policy.safetensors      arrays of the trained policy
+    policy.json             class and constructor arguments of the trained policy
     headline.json           the first lines of the report: title, subtitle, cards, text
-    SHA256SUMS              the checksums of these files; `sha256sum -c SHA256SUMS` reads it too
+    SHA256SUMS              checksums of these files, for `sha256sum -c SHA256SUMS`
     results.json            the measured results; written last, so a run that has it is finished
 
 Rows are written before the checkpoint of the same step. A resumed run first removes the rows after
-its checkpoint, so that none is lost and none is there twice.
+its checkpoint, so that no row is lost or duplicated.
 """
 
 import hashlib
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from apportion.policy import Policy
 
 UNFINISHED = ("environment.json",)
-"""Files of a run that was killed before it had settings."""
+"""Files of a run that was killed before its settings were written."""
 _KEPT_CHECKPOINTS = 3
-"""Checkpoints kept: if the newest is damaged, the one before it is used."""
+"""Number of checkpoints to keep; if the newest is damaged, the previous one is used."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, for reading and writing.
+    """Read and write the folder of a run.
 
     Examples
     --------
@@ -67,22 +67,22 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, job: str, settings: Any, environment: dict[str, Any]) -> "Run":
-        """Start a run in a folder that holds none yet."""
+        """Create a run in a new or empty folder."""
         folder = Path(folder)
         require_free(folder, unfinished=UNFINISHED)
-        # Settings come last: a folder that has them is a run, and has everything else.
+        # Settings are written last: a folder that has them is a complete run.
         write_json(folder / "environment.json", environment)
         write_atomic(folder / "settings.toml", to_toml(settings, job).encode())
         return cls(folder)
 
     @property
     def job(self) -> str:
-        """What is trained: the name of a domain."""
+        """Name of the domain."""
         return str(read_toml(self.folder / "settings.toml").get("job"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings, as plain values."""
+        """The settings as plain values."""
         content = read_toml(self.folder / "settings.toml")
         return {name: value for name, value in content.items() if name != "job"}
 
@@ -92,8 +92,8 @@ class Run:
         found = read_json(self.folder / "environment.json")
         if not isinstance(found, dict) or not {"data", "versions"} <= found.keys():
             raise InputError(
-                f"{self.folder / 'environment.json'}: does not say versions and data, so it is not "
-                "what the run wrote; put it back, or train in another folder"
+                f"{self.folder / 'environment.json'}: has no versions or data, so it is not the file "
+                "that the run wrote; restore it, or train in another folder"
             )
         return found
 
@@ -104,13 +104,13 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any]:
-        """The trained policy's results, as the job measured them."""
+        """The measured results of the trained policy."""
         self._require_finished()
         return read_json(self.folder / "results.json")
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """A row for each recorded step."""
+        """Metrics, with one row per recorded step."""
         return self.table("metrics")
 
     @property
@@ -129,20 +129,20 @@ class Run:
             )
 
     def table(self, name: str) -> "pd.DataFrame":
-        """A table written chunk by chunk, its rows in the order of their steps."""
+        """Return a table that was written in chunks, in the order of the steps."""
         import pandas as pd
 
         parts = sorted((self.folder / f"{name}.parquet").glob("step-*.parquet"))
-        frames = [read_rows(part, "put it back from a copy") for part in parts]
+        frames = [read_rows(part, "restore it from a copy") for part in parts]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
-        """Append a chunk's rows to a table; the same chunk again replaces them."""
+        """Append the rows of a chunk to a table, or replace those of the same chunk."""
         part = f"{name}.parquet/{_part(step, 'parquet')}"
         write_checked(self.folder, part, pack_rows(frame))
 
     def write_choice(self, choice: dict[str, Any]) -> None:
-        """Save what was chosen before training."""
+        """Save the choices made before training."""
         with checksummed(self.folder, "choice.json"):
             write_json(
                 self.folder / "choice.json", {"settings": self._settings_digest(), "choice": choice}
@@ -150,20 +150,20 @@ class Run:
 
     @property
     def choice(self) -> dict[str, Any] | None:
-        """What was chosen before training, or None."""
+        """The choices made before training, or None."""
         path = self.folder / "choice.json"
         if not path.exists():
             return None
         kept = read_json(path)
         if not isinstance(kept, dict) or not isinstance(kept.get("choice"), dict):
-            raise InputError(f"{path}: holds no choice; remove it, and resuming chooses again")
+            raise InputError(f"{path}: contains no choice; remove it, and resuming chooses again")
         self._require_same_settings(kept, path)
         return kept["choice"]
 
     def write_checkpoint(
         self, step: int, arrays: "dict[str, np.ndarray]", about: dict[str, Any]
     ) -> None:
-        """Save a state, then delete the oldest beyond `_KEPT_CHECKPOINTS`."""
+        """Save a state, then delete all but the newest `_KEPT_CHECKPOINTS`."""
         about = about | {"step": step, "settings": self._settings_digest()}
         part = f"{self._checkpoints.name}/{_part(step, 'safetensors')}"
         write_checked(self.folder, part, pack(arrays, about))
@@ -171,8 +171,8 @@ class Run:
             old.unlink()
 
     def newest_checkpoint(self) -> "tuple[int, dict[str, np.ndarray], dict[str, Any]] | None":
-        """Step, arrays and description of the newest valid checkpoint; damaged ones are skipped
-        with a warning.
+        """Return step, arrays and description of the newest valid checkpoint; skip damaged ones with a
+        warning.
         """
         for path in sorted(self._checkpoints.glob("step-*.safetensors"), reverse=True):
             try:
@@ -187,7 +187,7 @@ class Run:
         return None
 
     def truncate_after(self, step: int) -> None:
-        """Remove everything after a step."""
+        """Remove rows and checkpoints after a step."""
         tables = self.folder.glob("*.parquet/step-*.parquet")
         for part in [*tables, *self._checkpoints.glob("step-*.safetensors")]:
             if _step(part) > step:
@@ -201,7 +201,7 @@ class Run:
         if saved.get("settings") != self._settings_digest():
             raise InputError(
                 f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
-                "put it back, or train in another folder with --config"
+                "restore it, or train in another folder with --config"
             )
 
     def _settings_digest(self) -> str:
@@ -213,7 +213,7 @@ def _part(step: int, suffix: str) -> str:
 
 
 def _step(part: Path) -> int:
-    """The step in a file's name."""
+    """Return the step in the name of a file."""
     number = part.stem.removeprefix("step-")
     if not (number.isascii() and number.isdecimal()):
         raise InputError(f"{part}: is not a file of the run; move it elsewhere")
@@ -221,15 +221,34 @@ def _step(part: Path) -> int:
 
 
 def load_run(folder: Path | str) -> Run:
-    """Open a run's folder, to inspect it or to use its policy.
+    """Open the folder of a run, to inspect it or to use its policy.
+
+    Parameters
+    ----------
+    folder : path
+        A folder that `apportion train` created.
+
+    Returns
+    -------
+    Run
+        The run, with `policy`, `metrics`, `results`, `settings` and `environment`.
 
     Raises
     ------
     InputError
-        The folder is not there or holds no run.
+        If the folder does not exist or contains no run.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from apportion.domains.budget.settings import BudgetSettings
+    >>> folder = Path(tempfile.mkdtemp()) / "run"
+    >>> created = Run.create(folder, "budget", BudgetSettings(seed=3), {})
+    >>> load_run(folder).settings["seed"]
+    3
     """
     folder = Path(folder)
     if not (folder / "settings.toml").is_file():
-        reason = "holds no run" if folder.is_dir() else "no such folder"
-        raise InputError(f"{folder}: {reason}; give a folder made by `apportion train`")
+        reason = "contains no run" if folder.is_dir() else "no such folder"
+        raise InputError(f"{folder}: {reason}; pass a folder created by `apportion train`")
     return Run(folder)

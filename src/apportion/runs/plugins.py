@@ -22,7 +22,7 @@ def find_plugins(group: str) -> dict[str, EntryPoint]:
     Raises
     ------
     InputError
-        Two installed packages register the same name.
+        If two installed packages register the same name.
     """
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda point: point.name):
@@ -41,7 +41,7 @@ def load_plugin(group: str, name: str) -> Any:
     Raises
     ------
     InputError
-        The package is installed but its object cannot be imported.
+        If the object cannot be imported.
     """
     point = find_plugins(group)[name]
     try:

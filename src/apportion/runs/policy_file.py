@@ -1,10 +1,9 @@
-"""A saved policy: its arrays in `policy.safetensors`, its constructor call in `policy.json`.
+"""Save and load a policy: arrays in `policy.safetensors`, the constructor call in `policy.json`.
 
-`policy.json` names the policy's class by import path and lists the constructor's arguments as plain
-JSON, policies inside policies included, so that nothing is guessed from array shapes. Loading calls
-the constructor, which checks its arguments, and fills in the arrays; nothing in the files is ever
-executed. Only classes of apportion and of installed packages that registered one of its entry points
-are imported by name. Any other class is used only if the caller passes that class.
+`policy.json` contains the import path of the policy's class and the constructor arguments as plain JSON,
+including nested policies. Loading calls the constructor, which checks its arguments, and fills in the
+arrays; it executes no code from the files. Only classes of apportion and of installed packages that
+registered one of its entry points are imported by name. Any other class must be passed by the caller.
 """
 
 import hashlib
@@ -42,30 +41,35 @@ _DESCRIPTION = "policy.json"
 _FORMAT = "apportion policy 2"
 
 _ACCEPTED_TYPES = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
-"""The types of values that an argument annotated with a plain type may have."""
+"""Types that a value may have, by the annotation of its argument."""
 
 
 class _OutsideClass(InputError):
-    """The description names a class of an unregistered package, and the caller did not pass it."""
+    """The class is not of a registered package, and the caller did not pass it."""
 
 
 def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None = None) -> Path:
-    """Save a policy as `policy.safetensors` and `policy.json` in a folder; returns the former.
+    """Save a policy as `policy.safetensors` and `policy.json` in a folder.
 
     Parameters
     ----------
-    policy
-        Any policy that keeps the arguments of its constructor in fields (see `Policy`), yours
-        included; alone or wrapped, with or without leading axes of runs.
-    folder
-        Where to save it; created if needed.
-    about
-        Plain facts to keep with it, such as the entities it was trained on.
+    policy : Policy
+        A policy that stores the arguments of its constructor in fields of the same names (see `Policy`).
+        It may wrap other policies, and its arrays may be stacked over runs.
+    folder : path
+        Folder to save to; it is created if needed.
+    about : dict, optional
+        Values to save with it, such as the entities that it was trained on.
+
+    Returns
+    -------
+    Path
+        The file `policy.safetensors`.
 
     Raises
     ------
     InputError
-        The policy could not be loaded again, or has numbers that are not finite.
+        If the policy cannot be loaded again, or has values that are not finite.
 
     Examples
     --------
@@ -82,14 +86,14 @@ def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None
     arrays = {leaf_name(path): np.asarray(leaf) for path, leaf in leaves}
     classes: list[type] = []
     described = _describe(policy, "", classes)
-    # As it will be read back: the digest is of the parsed JSON.
+    # The digest is that of the JSON as it is read back.
     content = {"format": _FORMAT, "policy": described, "about": about or {}}
     content = json.loads(to_json(content))
     again = _load(content, arrays, tuple(classes), name)
     if _describe(again, "", []) != described:
         raise InputError(
-            f"{name}: made again from its own fields it differs, so it cannot be saved; keep each "
-            "argument of the constructor as it was given, in a field of the same name"
+            f"{name}: differs when it is rebuilt from its fields, so it cannot be saved; store each "
+            "argument of the constructor unchanged in a field of the same name"
         )
     header = {"format": _FORMAT, "description": _digest(content)}
     with checksummed(folder, _DESCRIPTION, _ARRAYS):
@@ -99,50 +103,66 @@ def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None
 
 
 def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Policy:
-    """Load the policy that `save_policy` wrote to a folder (or to the file given).
+    """Load a policy that `save_policy` wrote.
 
     Parameters
     ----------
-    folder
+    folder : path
         The folder, or one of the two files in it.
-    kind
-        Your own class, or classes, if the policy uses any: a class of a package that registered no
-        entry point of apportion is only used if it is passed here.
+    kind : class or tuple of classes
+        Your own classes, if the policy uses any. Classes of packages that register no entry point of
+        apportion are used only if they are passed here.
+
+    Returns
+    -------
+    Policy
+        The policy.
 
     Raises
     ------
     InputError
-        The files are missing, damaged, or describe no valid policy.
+        If the files are missing, damaged, or do not describe a valid policy.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from apportion import EqualShares
+    >>> folder = tempfile.mkdtemp()
+    >>> file = save_policy(EqualShares(), folder)
+    >>> load_policy(folder)
+    EqualShares()
     """
     content, arrays, source = _read(folder)
     return _load(content, arrays, kind if isinstance(kind, tuple) else (kind,), source)
 
 
 def load_about(folder: Path | str) -> dict[str, Any]:
-    """The facts kept with a saved policy."""
+    """Return the values `about` of a saved policy."""
     content, _, source = _read(folder)
     about = content.get("about", {})
     if not isinstance(about, dict):
-        raise InputError(f"{source}: the facts kept with the policy are damaged; use another copy")
+        raise InputError(
+            f"{source}: the values saved with the policy are damaged; use another copy"
+        )
     return about
 
 
 def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
-    """Description, arrays and their source, after checking that both files belong together."""
+    """Return description, arrays and source, after checking that both files belong together."""
     path = Path(folder)
     folder = path.parent if path.name in (_ARRAYS, _DESCRIPTION) else path
     arrays, header = read_arrays(folder / _ARRAYS)
     found = header.get("format")
     if found != _FORMAT:
         raise InputError(
-            f"{folder / _ARRAYS}: holds {found or 'something'!r}, not a policy; "
-            "give a folder written by save_policy"
+            f"{folder / _ARRAYS}: contains {found or 'something'!r}, not a policy; "
+            "pass a folder written by save_policy"
         )
     path = folder / _DESCRIPTION
-    content = read_json(path, missing=f"it belongs beside {_ARRAYS}")
+    content = read_json(path, missing=f"it belongs next to {_ARRAYS}")
     if not isinstance(content, dict) or _digest(content) != header.get("description"):
         raise InputError(
-            f"{path}: was changed, or belongs to another {_ARRAYS} than the one beside it; "
+            f"{path}: was changed, or does not belong to the {_ARRAYS} next to it; "
             "use another copy of both"
         )
     if (folder / "results.json").exists():
@@ -151,7 +171,7 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """SHA-256 of the content; white space and the order of names do not matter."""
+    """Return the SHA-256 of the content, independent of white space and of the order of names."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -163,7 +183,7 @@ def _load(
 ) -> Policy:
     try:
         given = {name: jnp.asarray(array) for name, array in arrays.items()}
-        # Computes only shapes, whatever sizes the description has.
+        # Only shapes are computed, so large sizes in the description allocate no memory.
         skeleton = eqx.filter_eval_shape(lambda: _build(content["policy"], given, kinds))
         if not isinstance(skeleton, Policy):
             raise ValueError(f"{type(skeleton).__name__} is not a policy")
@@ -173,18 +193,18 @@ def _load(
     except Exception as error:
         # A constructor may raise any exception.
         raise InputError(
-            f"{source}: its description does not make a policy ({error}); save the policy again"
+            f"{source}: does not describe a valid policy ({error}); save the policy again"
         ) from error
 
 
 def _parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """The constructor's parameters."""
+    """Return the parameters of the constructor."""
     _, *parameters = inspect.signature(cls.__init__).parameters.values()
     return {parameter.name: parameter for parameter in parameters}
 
 
 def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, Any]:
-    """The constructor call that makes a module; the classes it needs are appended to `classes`."""
+    """Return the constructor call of a module; append the classes it needs to `classes`."""
     cls = type(module)
     classes.append(cls)
     arguments = {}
@@ -195,15 +215,15 @@ def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, A
             value = getattr(module, name)
         except AttributeError:
             raise InputError(
-                f"{cls.__name__}: its constructor takes {name!r}, which it does not keep, so it "
-                f"cannot be saved; keep the argument in a field of that name"
+                f"{cls.__name__}: does not store the constructor argument {name!r}, so it cannot be "
+                f"saved; store the argument in a field of that name"
             ) from None
         arguments[name] = _to_plain(value, f"{path}{name}", classes)
     return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}
 
 
 def _to_plain(value: Any, path: str, classes: list[type]) -> Any:
-    """An argument as JSON; an array is named by its place among the policy's arrays."""
+    """Convert an argument to JSON; an array is represented by its path in the policy."""
     if isinstance(value, eqx.Module):
         return _describe(value, f"{path}/", classes)
     if eqx.is_array(value):
@@ -216,14 +236,14 @@ def _to_plain(value: Any, path: str, classes: list[type]) -> Any:
         raise InputError(f"{path} is {value}, which is not finite, so it cannot be saved")
     if value is not None and not isinstance(value, bool | int | float | str):
         raise InputError(
-            f"{path} is of type {type(value).__name__}, which cannot be saved; the arguments of a "
-            "policy's constructor are numbers, text, arrays, other policies, or lists of these"
+            f"{path} is of type {type(value).__name__}, which cannot be saved; constructor arguments "
+            "of a policy must be numbers, strings, arrays, other policies, or lists of these"
         )
     return value
 
 
 def _build(described: Any, arrays: Mapping[str, jax.Array], kinds: tuple[type, ...]) -> Any:
-    """The reverse of `_to_plain`."""
+    """Invert `_to_plain`."""
     match described:
         case {"class": str(path), "arguments": dict(arguments)}:
             cls = _find_class(path, kinds)
@@ -237,7 +257,7 @@ def _build(described: Any, arrays: Mapping[str, jax.Array], kinds: tuple[type, .
             return [_build(item, arrays, kinds) for item in items]
         case None | bool() | int() | float() | str():
             return described
-    raise ValueError(f"{described!r} describes nothing")
+    raise ValueError(f"{described!r} is not a description")
 
 
 def _construct(cls: type, arguments: dict[str, Any]) -> Any:
@@ -246,7 +266,7 @@ def _construct(cls: type, arguments: dict[str, Any]) -> Any:
         accepted = _ACCEPTED_TYPES.get(parameters[name].annotation) if name in parameters else None
         if accepted and type(value) in _ACCEPTED_TYPES and type(value) not in accepted:
             raise ValueError(f"{name} is {value!r}, which is of type {type(value).__name__}")
-    # The arrays a key would make are replaced by the saved ones.
+    # The saved arrays replace those that the key initialises.
     key = {"key": jax.random.key(0)} if "key" in parameters else {}
     return cls(**arguments, **key)
 
@@ -261,17 +281,17 @@ def _find_class(path: str, kinds: tuple[type, ...]) -> type:
             raise ValueError(f"the installed version of {package} has no policy {path}")
         return found
     for kind in kinds:
-        # By name only: the class may have moved to another module since.
+        # Compare only the name: the class may have moved to another module.
         if path.endswith(f".{kind.__qualname__}"):
             return kind
     raise _OutsideClass(
-        f"holds a policy of class {path}, which is not part of apportion or of an installed plug-in; "
-        f"if you trust it, pass the class itself: load_policy(folder, kind={name})"
+        f"contains a policy of class {path}, which is not part of apportion or of an installed plug-in; "
+        f"if you trust it, pass the class: load_policy(folder, kind={name})"
     )
 
 
 def _fill(skeleton: Policy, arrays: Mapping[str, np.ndarray]) -> Policy:
-    """The policy with its arrays in place; leading axes of runs may come before their shapes."""
+    """Return the policy with its arrays, which may have leading axes of runs."""
     leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(skeleton, _is_shape))
     expected = {leaf_name(path): leaf for path, leaf in leaves}
     if expected.keys() != arrays.keys():

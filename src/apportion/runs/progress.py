@@ -1,6 +1,7 @@
-"""Progress of long-running work: steps per second, time left, reward, distance from equal shares.
+"""Progress of long-running work: steps per second, time left, reward, deviation from equal shares.
 
-Lines on standard error: on a terminal the last one is redrawn in place, in a log or a pipe each is kept.
+Progress is printed to standard error. A terminal shows one line that is updated in place; a log or a pipe
+gets one line per update.
 """
 
 import shutil
@@ -19,12 +20,12 @@ _EQUAL_DEVIATION = 1e-3
 _ONE_ENTITY_FRACTION = 0.98
 """Fraction of the largest possible deviation above which a warning is shown."""
 _ERASE_LINE = "\r\x1b[K"
-"""Moves to the start of a terminal's line and clears it."""
+"""Moves the cursor to the start of the line and clears it."""
 
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """Progress of training, in the numbers of a display."""
+    """Progress of training, as displayed."""
 
     step: int
     steps: int
@@ -35,7 +36,7 @@ class TrainingStatus:
 
     @classmethod
     def of(cls, chunk: "Chunk") -> "TrainingStatus":
-        """The status at a chunk's end: means over its steps, and the tasks drawn most often in it."""
+        """Return the status of a chunk: means over its steps, and its most frequent tasks."""
         metrics = chunk.metrics
         share: Any = metrics["task"].value_counts(normalize=True).head(3)
         drawn = tuple(f"{int(task)} ({part:.0%})" for task, part in share.items())
@@ -47,40 +48,40 @@ class TrainingStatus:
 
 
 def _collapse_warning(deviation: float, width: int, done: float) -> str:
-    """A warning about the mean deviation from equal shares over `width` entities, or an empty text.
+    """Return a warning about the mean deviation from equal shares, or an empty string.
 
     >>> _collapse_warning(0.89, 10, 0.5)
-    'the policy puts nearly everything on one entity'
+    'the policy gives nearly everything to one entity'
     >>> _collapse_warning(0.1, 10, 0.5)
     ''
     """
     if width < 2:
         return ""
-    # An untrained policy is at equal shares by design; only one that stays there deserves a warning.
+    # An untrained policy gives equal shares; warn only if it still does later.
     if deviation < _EQUAL_DEVIATION and done > 0.2:
-        return "the policy is at equal shares and has learnt nothing else"
+        return "the policy still gives equal shares"
     if deviation > _ONE_ENTITY_FRACTION * (1 - 1 / width):
-        return "the policy puts nearly everything on one entity"
+        return "the policy gives nearly everything to one entity"
     return ""
 
 
 class Progress(ABC):
-    """Receives the progress of long-running work."""
+    """Abstract display of the progress of long-running work."""
 
     @abstractmethod
     def training(self, status: TrainingStatus, title: str = "training") -> None:
-        """A chunk of training is done."""
+        """Report the end of a chunk of training."""
 
     @abstractmethod
     def stage(self, text: str, done: float | None = None) -> None:
-        """Work other than training: what it is, and the fraction done where that is known."""
+        """Report work other than training, and the fraction done if it is known."""
 
     @abstractmethod
     def note(self, text: str) -> None:
-        """A message to show once."""
+        """Show a message once."""
 
     def close(self) -> None:  # noqa: B027
-        """End of the work."""
+        """End the display."""
 
     def __enter__(self) -> "Progress":
         return self
@@ -90,7 +91,7 @@ class Progress(ABC):
 
 
 class Quiet(Progress):
-    """Shows nothing."""
+    """Display nothing."""
 
     def _nothing(self, *_: Any, **__: Any) -> None:
         pass
@@ -99,10 +100,10 @@ class Quiet(Progress):
 
 
 def _describe(status: TrainingStatus, speed: float | None) -> str:
-    """Progress of training as one line.
+    """Return the progress of training as one line.
 
     >>> _describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
-    'step 50 of 100, 25 steps/s, 0:00:02 left, reward 0.1, from equal 0.02, most drawn tasks 3 (40%)'
+    'step 50 of 100, 25 steps/s, 0:00:02 left, reward 0.1, from equal 0.02, most sampled tasks 3 (40%)'
     """
     parts = [f"step {status.step} of {status.steps}"]
     if speed:
@@ -110,7 +111,7 @@ def _describe(status: TrainingStatus, speed: float | None) -> str:
         parts += [f"{speed:.3g} steps/s", f"{timedelta(seconds=round(left))} left"]
     parts += [f"reward {status.reward:.4g}", f"from equal {status.deviation:.3g}"]
     if status.most_drawn:
-        parts.append(f"most drawn tasks {', '.join(status.most_drawn)}")
+        parts.append(f"most sampled tasks {', '.join(status.most_drawn)}")
     if status.warning:
         parts.append(f"warning: {status.warning}")
     return ", ".join(parts)
@@ -118,7 +119,7 @@ def _describe(status: TrainingStatus, speed: float | None) -> str:
 
 @dataclass
 class _Lines(Progress):
-    """Plain lines, at most one every `seconds`; on a terminal a line replaces the one before it."""
+    """Print lines, at most one every `seconds`; on a terminal a line replaces the previous one."""
 
     seconds: float = 5.0
     in_place: bool = False
@@ -130,7 +131,7 @@ class _Lines(Progress):
 
     def training(self, status: TrainingStatus, title: str = "training") -> None:
         now, fresh = time.monotonic(), status.warning != self._warned
-        # Counted from the first chunk's end, because the first chunk also compiles.
+        # Measure from the end of the first chunk, which includes compilation.
         if self._first is None or title != self._title or status.step < self._step:
             self._first = (now, status.step)
         begun, first = self._first
@@ -140,7 +141,7 @@ class _Lines(Progress):
         self._print(line, keep=fresh or status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
-        # Work without a known fraction may take long and says nothing else.
+        # Without a known fraction this is the only report, so it is not skipped.
         self._print(text if done is None else f"{text} ({done:.0%})", now=done is None)
 
     def note(self, text: str) -> None:
@@ -165,7 +166,7 @@ class _Lines(Progress):
 
 
 def open_progress(*, quiet: bool = False) -> Progress:
-    """Return the display for standard error: redrawn in place on a terminal, plain lines elsewhere."""
+    """Return a display for standard error: updated in place on a terminal, plain lines elsewhere."""
     if quiet:
         return Quiet()
     return _Lines(0.1, in_place=True) if sys.stderr.isatty() else _Lines()

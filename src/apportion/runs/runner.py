@@ -1,8 +1,8 @@
 """Run a job in a folder: save after chunks, stop on request, resume exactly.
 
-The end of a chunk writes its rows and, when a save is due, the state. A save is due when the time since
-the last one is twenty times what that one took, so that saving takes at most a twentieth of the time.
-What a job chooses before it trains is saved once the choice is complete.
+At the end of a chunk its rows are written and, if a save is due, the state. A save is due if the time since
+the last save is twenty times its duration, so that saving takes at most a twentieth of the time. Choices
+that a job makes before training are saved once they are complete.
 """
 
 import json
@@ -32,7 +32,7 @@ from apportion.runs.signals import listening
 from apportion.training import Chunk, OnChunk
 
 _SAVE_INTERVAL_RATIO = 20.0
-"""A save is due after this many times the seconds the last one took."""
+"""Time between two saves, as a multiple of the duration of the last save."""
 _REPORT_SECONDS = 1.0
 _MAX_PLOTTED_TASKS = 1000
 """Probabilities over time are saved for at most this many tasks."""
@@ -40,15 +40,15 @@ _MAX_PLOTTED_TASKS = 1000
 
 @dataclass(frozen=True)
 class JobResult:
-    """A trained policy, its measured results, and the tables its report shows."""
+    """A trained policy, its measured results, and the tables of its report."""
 
     policy: Policy
     results: dict[str, Any]
     """Plain numbers, for `results.json` and `--json`."""
     summary: str
-    """The same as text."""
+    """The results as text."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Facts to save with the policy."""
+    """Values to save with the policy."""
     headline: dict[str, Any] = field(default_factory=dict)
     """The first lines of the report: title, subtitle, cards, text."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
@@ -60,31 +60,31 @@ class PreparedJob:
     """A job with its data read and checked, ready to train."""
 
     data: dict[str, Any]
-    """What the data is, with its fingerprint."""
+    """Description of the data, with its fingerprint."""
     train: Callable[..., JobResult]
-    """Trains: `train(on_chunk, resume)`, or `train(on_chunk, resume, choice)` where there is a choice.
-    `on_chunk` is called at every chunk's end; `resume` turns the first state into the one to start from."""
+    """Called as `train(on_chunk, resume)`, or as `train(on_chunk, resume, choice)` if `choose` is given.
+    `on_chunk` is the callback of `Chunks`; `resume` maps the initial state to the one to continue from."""
     choose: Callable[[OnChunk], dict[str, Any]] | None = None
-    """Makes the choices that precede training, by training of its own: plain values, saved in the run's
-    folder, so that a run chooses once."""
+    """Makes choices before training, by training of its own. They are plain values, saved in the run's
+    folder, so that a resumed run does not repeat them."""
     notes: Sequence[str] = ()
-    """What the user should know of the data before training."""
+    """Messages about the data to show before training."""
 
 
 class Stopped(InputError):
-    """Training was interrupted, saved, and can be continued."""
+    """Training was interrupted and saved; it can be resumed."""
 
 
 @dataclass
 class _StopRequest:
-    """Whether the user has asked to stop."""
+    """Whether a stop was requested."""
 
     requested: bool = False
 
 
 @contextmanager
 def interrupts() -> Iterator[_StopRequest]:
-    """Ctrl-C and SIGTERM request a stop at the next chunk's end; a second Ctrl-C stops at once."""
+    """Let Ctrl-C and SIGTERM request a stop at the end of the chunk; a second one stops at once."""
     stop = _StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -102,12 +102,12 @@ def interrupts() -> Iterator[_StopRequest]:
 def start_run(
     folder: Path, job: str, settings: Any, prepared: PreparedJob, progress: Progress
 ) -> JobResult:
-    """Train in a new folder, in which `job` and the settings are kept.
+    """Train in a new folder, and save the name of the job and the settings there.
 
     Raises
     ------
     Stopped
-        The user asked to stop; everything is saved.
+        If the user requested a stop; the state is saved.
     """
     folder = Path(folder)
     require_free(folder, unfinished=UNFINISHED)
@@ -123,10 +123,10 @@ def start_run(
     except Stopped:
         raise
     except (InputError, OSError) as error:
-        # Refused before the first step was saved, or no room for the settings: nothing can be resumed.
+        # The run failed before its first checkpoint or settings were saved, so it cannot be resumed.
         begun = isinstance(error, OSError) and (folder / "settings.toml").exists()
         if ours and not begun and not any(folder.glob("checkpoints/*")):
-            # Hidden files of a folder that existed before are not ours.
+            # Keep hidden files of a folder that existed before.
             found = [e for e in folder.iterdir() if e.name == LOCK or not e.name.startswith(".")]
             for entry in found if was_there else [folder]:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -139,25 +139,25 @@ def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> JobRe
     Parameters
     ----------
     prepared
-        The run's job, prepared with the settings that its folder keeps.
+        The job of the run, prepared with the settings in its folder.
     """
     run = load_run(folder)
     before = run.environment
     if before["data"] != prepared.data:
         raise InputError(
-            f"{run.folder}: the data is not what the run started with ({before['data']} then, "
-            f"{prepared.data} now); put it back, or train in another folder"
+            f"{run.folder}: the data has changed since the run started ({before['data']} then, "
+            f"{prepared.data} now); restore it, or train in another folder"
         )
     changed = {k: v for k, v in versions().items() if before["versions"].get(k) != v}
     if changed:
         progress.note(f"warning: versions have changed since the run started, to {changed}")
     with only_writer(run.folder):
-        # Another process may have finished it in the meantime.
+        # Another process may have finished the run before the lock was acquired.
         return None if run.finished else _train(run, prepared, progress)
 
 
 def finish(run: Run, outcome: JobResult) -> None:
-    """Write the outcome; `results.json` comes last, because it marks the run as finished."""
+    """Write the outcome; `results.json` is last, because it marks the run as finished."""
     tables = {f"{name}.csv": table for name, table in outcome.tables.items()}
     save_policy(outcome.policy, run.folder, outcome.about)
     with checksummed(
@@ -183,7 +183,7 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
         def resume(first: RunState) -> RunState:
             if saved is None:
                 return first
-            # The folder identifies the run: its settings, data and versions are checked already.
+            # The settings, data and versions of the folder are already checked.
             kept = from_arrays(first, *saved[1:], str(run.folder))
             return eqx.tree_at(lambda state: state.fingerprint, kept, first.fingerprint)
 
@@ -199,20 +199,20 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
 
 @dataclass
 class _Recorder:
-    """Called at every chunk's end: writes its rows, saves the state when due, reports, stops."""
+    """Callback of a run: write the rows of a chunk, save the state if due, report progress, stop."""
 
     run: Run
     progress: Progress
     stop: _StopRequest
     save_due: float = 0.0
     trained: float | None = None
-    """When the last step was done."""
+    """Time at which the last step ended."""
 
     def __call__(self, chunk: Chunk) -> bool:
         self.run.write_rows("metrics", chunk.step, chunk.metrics)
         if len(chunk.algorithm.tasks) <= _MAX_PLOTTED_TASKS:
             chances = np.asarray(chunk.algorithm.probabilities(chunk.state))
-            # A row of each task's chance to be drawn next, the mean over runs.
+            # One row of the sampling probabilities of the tasks, averaged over runs.
             means = enumerate(chances.reshape(-1, chances.shape[-1]).mean(0))
             row = {"step": [chunk.step]} | {f"task {t}": [p] for t, p in means}
             self.run.write_rows("probabilities", chunk.step, pd.DataFrame(row))
@@ -224,10 +224,10 @@ class _Recorder:
         self.progress.training(TrainingStatus.of(chunk))
         if chunk.step >= chunk.steps:
             self.trained = time.monotonic()
-        # After the last step too: what follows, such as a backtest, may take longer than training.
+        # After the last step as well, because a backtest after it can take longer than training.
         if self.stop.requested:
             raise Stopped(
-                f"stopped after step {chunk.step} of {chunk.steps}, all saved; continue with "
+                f"stopped after step {chunk.step} of {chunk.steps}; all is saved, continue with "
                 f"`apportion resume {self.run.folder}`"
             )
         return False
@@ -235,7 +235,7 @@ class _Recorder:
 
 @contextmanager
 def _reporting_tests(recorder: _Recorder) -> Iterator[None]:
-    """Report the time of the tests after training, which may take a minute."""
+    """Report the duration of the tests after training, which can take a minute."""
     ended = threading.Event()
 
     def report() -> None:
@@ -256,23 +256,23 @@ def _reporting_tests(recorder: _Recorder) -> Iterator[None]:
 def _load_or_choose(
     run: Run, choose: Callable[[OnChunk], dict[str, Any]], progress: Progress, stop: _StopRequest
 ) -> dict[str, Any]:
-    """What the run chose before, or chooses now; only a complete choice is saved."""
+    """Return the saved choice, or make it and save it once it is complete."""
     saved = run.choice
     if saved is not None:
         return saved
 
     def on_chunk(chunk: Chunk) -> bool:
-        # Too few of its steps are recorded to show which tasks were drawn.
+        # Too few steps are recorded to show which tasks were sampled.
         progress.training(replace(TrainingStatus.of(chunk), most_drawn=()), "choosing")
         if stop.requested:
             raise Stopped(
                 f"stopped while choosing, after step {chunk.step} of {chunk.steps}; nothing is "
-                f"saved, begin the choice again with `apportion resume {run.folder}`"
+                f"saved, repeat the choice with `apportion resume {run.folder}`"
             )
         return False
 
     choice = choose(on_chunk)
     run.write_choice(choice)
     progress.stage("compiling")
-    # As read from the file, so that a resumed run gets exactly the same.
+    # Return the values as JSON gives them, so that a resumed run gets the same.
     return json.loads(json.dumps(choice))

@@ -1,7 +1,7 @@
-"""Settings as TOML: the same frozen dataclass is the Python argument, the command line and the file.
+"""Settings as TOML files; the same frozen dataclass defines Python arguments, options and files.
 
-Every field that is not None becomes a line, with the field's description above it; reading checks
-names and types, and suggests the name that was meant.
+Every field that is not None becomes a line with the description of the field above it. Reading checks
+names and types, and suggests a similar name for an unknown one.
 """
 
 import json
@@ -23,7 +23,7 @@ Settings = TypeVar("Settings")
 
 
 def to_toml(settings: Any, job: str) -> str:
-    """A frozen dataclass of settings as a TOML file that runs the job again.
+    """Return settings as the content of a TOML file that runs the job again.
 
     Examples
     --------
@@ -52,13 +52,13 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, int | float):
         return repr(value)
-    # TOML's basic strings are those of JSON, except DEL.
+    # Basic strings of TOML are JSON strings, except for DEL.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """A TOML file's content, or one sentence on what is wrong with it."""
-    raw = read_bytes(path, "give a TOML file of settings")
+    """Return the content of a TOML file; raise an `InputError` if it is not valid."""
+    raw = read_bytes(path, "pass a TOML file of settings")
     try:
         return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
@@ -66,16 +66,16 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def read_settings(path: Path | str, job: str, kind: type) -> dict[str, Any]:
-    """The values a TOML file gives to the settings of a job, checked one by one."""
+    """Return the settings of a job in a TOML file, after checking each value."""
     content = read_toml(path)
     meant = content.pop("job", job)
     if meant != job:
-        raise InputError(f"{path}: these are settings of {meant!r}, not of {job!r}")
+        raise InputError(f"{path}: contains settings of {meant!r}, not of {job!r}")
     return _check(content, kind, str(path))
 
 
 def from_mapping(content: Mapping[str, Any], kind: type[Settings], source: str) -> Settings:
-    """Settings from plain values, each checked against its field's type."""
+    """Return settings from plain values, after checking each against the type of its field."""
     return kind(**_check(content, kind, source))
 
 
@@ -85,13 +85,13 @@ def _check(content: Mapping[str, Any], kind: type, source: str) -> dict[str, Any
     for given, value in content.items():
         name = given.replace("-", "_")
         if name not in hints:
-            raise InputError(f"{source}: no setting is called {given!r}{suggest(name, hints)}")
+            raise InputError(f"{source}: there is no setting {given!r}{suggest(name, hints)}")
         values[name] = check_value(value, hints[name], f"{source}: {given}")
     return values
 
 
 def check_value(value: Any, hint: Any, where: str) -> Any:
-    """Return the value of a setting as its field's type, or refuse it in a sentence."""
+    """Convert the value of a setting to the type of its field; raise an `InputError` if it is invalid."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in options:
@@ -117,7 +117,7 @@ def check_value(value: Any, hint: Any, where: str) -> Any:
         if not math.isfinite(number):
             raise InputError(f"{where} is {number}; it must be a finite number")
         return number
-    # A bool is an int to Python, and NumPy's whole numbers are not.
+    # In Python a bool is an int, and NumPy integers are not.
     expected = Integral if hint is int else hint if origin is None else ()
     if not isinstance(value, expected) or (isinstance(value, bool) and hint is not bool):
         kind = hint.__name__ if origin is None else str(hint)
@@ -126,7 +126,7 @@ def check_value(value: Any, hint: Any, where: str) -> Any:
 
 
 def suggest(name: str, known: Any) -> str:
-    """`; did you mean X?`, or nothing if no name is similar.
+    """Return `; did you mean X?`, or an empty string if no name is similar.
 
     >>> suggest("portfolo", ["portfolio", "budget"])
     '; did you mean portfolio?'
@@ -136,7 +136,7 @@ def suggest(name: str, known: Any) -> str:
 
 
 def _describe_fields(kind: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, base classes included."""
+    """Return the docstring of each field of a dataclass, including base classes."""
     from docstring_parser import parse_from_object
 
     return {

@@ -1,4 +1,4 @@
-"""Stop long compiled work on Ctrl-C and SIGTERM: compiled code handles no signals itself."""
+"""Stop long compiled work on Ctrl-C and SIGTERM, since compiled code does not handle signals."""
 
 import contextvars
 import os
@@ -25,12 +25,12 @@ def listening(handle: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> T:
-    """Return what `work` returns; a signal ends the process at once, with exit code 2.
+def stoppable(work: Callable[[], T], saved: str = "there was nothing to save") -> T:
+    """Return `work()`; a signal ends the process at once with exit code 2.
 
-    For work that saves nothing, such as a backtest. It runs in a thread while this one waits for
-    signals. Compiled code cannot be interrupted, so the process exits without waiting for it and
-    reports what is `saved`.
+    For work that saves nothing, such as a backtest. It runs in a thread while the main thread waits for
+    signals. Compiled code cannot be interrupted, so the process exits without waiting for it and prints
+    the message `saved`.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> 
         # An ordinary exit would wait for the compiled work.
         os._exit(2)
 
-    # The same context, so that settings of JAX and of warnings apply in the thread.
+    # Copy the context, so that settings of JAX and of warnings apply in the thread.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     with listening(leave):
         thread.start()

@@ -1,18 +1,17 @@
-"""A study as independent cells, each computed once and saved as soon as it is finished, then concluded.
+"""The study engine: compute independent cells, save each one when it is finished, and conclude.
 
-A `Plan` lists its cells (a method, a year, an experiment or a seed), computes those it is handed and
-turns the rows of all of them into a `Study`. An executor computes what is missing; this process alone
-saves. A study that is stopped, or dies, goes on from its saved cells when it is started again with the
-same settings. Its folder holds
+A `Plan` lists its cells (such as a method, a year, an experiment or a seed), computes cells, and turns the
+rows of all cells into a `Study`. An executor computes the missing cells; only this process writes files. A
+study that was stopped or killed continues from its saved cells when it is started again with the same
+settings. Its folder contains
 
-cells.json           which plan the cells are of
+cells.json           the digest of the plan
 cells/NAME.parquet   the rows of a finished cell, while others are missing
 rows.parquet         the rows of all cells
-SHA256SUMS           the checksums of these files
-study.json           how it was computed; once it is concluded, what `Study.save` writes
+SHA256SUMS           checksums of these files
+study.json           how the cells were computed and, after the conclusion, what `Study.save` writes
 """
 
-import ast
 import hashlib
 import json
 import re
@@ -45,13 +44,14 @@ from apportion.runs.files import (
 )
 from apportion.runs.plugins import plugin_versions
 from apportion.runs.runner import Stopped, interrupts
+from apportion.runs.sources import code_lines, file_digests, package_digests
 from apportion.studies.study import FigureResult, Study, plain
 
 _ROWS_VERSION = 1
-"""Increases when the engine changes the rows of a cell; results computed before are then stale."""
+"""Version of the rows of a cell; results of an earlier version are stale."""
 
 OnProgress = Callable[[str, float], None]
-"""Called with what was just done and the fraction of all work done so far; it may raise to stop."""
+"""Called with a description and the fraction of all work done so far; it may raise to stop."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,20 @@ class Cell:
     """
 
     name: str
-    """Unique in its study, and fit to be a file's name."""
+    """Unique in its study, and valid as a file name."""
     values: dict[str, Any] = field(compare=False)
-    """What the cell is, in plain values."""
+    """Parameters of the cell, as plain values."""
     program: str = ""
-    """Cells of one program are computed together."""
+    """Name of the program; cells of one program are computed together."""
 
     @classmethod
     def alone(cls, name: str, values: dict[str, Any]) -> "Cell":
-        """A cell with a program of its own, where nothing is gained by computing several together."""
+        """Return a cell with its own program, if computing several together has no advantage."""
         return cls(name, values, program=name)
 
     @classmethod
     def each(cls, label: str, name: str, values: Sequence[float]) -> "tuple[Cell, ...]":
-        """A cell with a program of its own for every value.
+        """Return one cell with its own program for each value.
 
         Examples
         --------
@@ -100,32 +100,32 @@ def _everything(rows: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study computes, and what it concludes from it.
+    """The cells of a study, how they are computed, and how the study concludes from them.
 
-    Functions are module-level ones or `functools.partial` of them, so that a plan can be sent to
+    Functions must be module-level functions or `functools.partial` of them, so that a plan can be sent to
     another process or machine.
     """
 
     study: str
     cells: tuple[Cell, ...]
     compute: Callable[[Sequence[Cell], OnProgress], Rows]
-    """The rows of cells of one program, each as soon as it is finished. A cell's rows depend on the cell
-    alone, not on the others in its batch."""
+    """Yields the rows of each cell of one program when it is finished. They must not depend on the other
+    cells of the program."""
     conclude: Callable[[pd.DataFrame, dict[str, Any]], Sequence[FigureResult]]
-    """The figures from the rows of all cells, in the plan's order, and the settings."""
+    """Returns the figures from the rows of all cells, in the order of the plan, and the settings."""
     settings: dict[str, Any]
-    """Everything needed to run it again, in plain values; cells of other settings are refused. Under
-    `data`, where there is any, what the data is, with its fingerprint."""
+    """All settings as plain values; saved cells with other settings are rejected. The optional entry `data`
+    describes the data and has its fingerprint."""
     on_processor: bool = False
-    """Its programs are too small for a GPU, and are computed beside it."""
+    """Compute on the CPU, because the programs are too small for a GPU."""
     at_once: int | None = None
-    """So many processes may compute its programs, for no more of them have room on one large GPU."""
+    """Largest number of processes that compute its programs at the same time, limited by GPU memory."""
     keep: Callable[[pd.DataFrame], pd.DataFrame] = _everything
-    """What is kept of the rows of all cells once all are there."""
+    """Selects the rows to keep once all cells are finished."""
 
     @property
     def digest(self) -> str:
-        """What two plans must agree in for one to go on from the other's cells."""
+        """Digest of study, cells and settings; saved cells are reused only if it matches."""
         names = [cell.name for cell in self.cells]
         whole = {"study": self.study, "cells": names, "settings": self.settings}
         content = json.dumps(whole, sort_keys=True, default=str)
@@ -135,8 +135,8 @@ class Plan:
     def source(self) -> str:
         """Digest of the study's own code.
 
-        It covers the modules of `compute` and `conclude` and the modules beside them that they import.
-        Comments, docstrings, imports and the package that holds the modules do not change it.
+        It covers the modules of `compute` and `conclude` and the modules of the same package that they
+        import. Comments, docstrings, imports and the name of the package do not change it.
         """
         functions = [f.func if isinstance(f, partial) else f for f in (self.compute, self.conclude)]
         waiting, code = [function.__module__ for function in functions], dict[str, str]()
@@ -145,26 +145,12 @@ class Plan:
             if module in code:
                 continue
             text = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
-            code[module] = _code(text)
+            code[module] = code_lines(text)
             package = module.rpartition(".")[0]
             beside = re.findall(rf"^from {re.escape(package)}\.(\w+) import", text, re.M)
             waiting += [f"{package}.{name}" for name in beside]
         named = sorted((module.rpartition(".")[2], text) for module, text in code.items())
         return hashlib.sha256(json.dumps([_ROWS_VERSION, named]).encode()).hexdigest()[:16]
-
-
-def _code(text: str) -> str:
-    """Return the lines of a module without blank lines, comments, docstrings and imports."""
-    left_out = {
-        line
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    lines = enumerate(text.splitlines(), start=1)
-    kept = (line for number, line in lines if number not in left_out)
-    return "\n".join(line for line in kept if line.strip() and not line.lstrip().startswith("#"))
 
 
 @dataclass(frozen=True)
@@ -176,7 +162,7 @@ class Program:
 
 
 def _programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
-    """These cells of a plan by their programs, in the order of each program's first cell."""
+    """Group cells by program, in the order of the first cell of each program."""
     together: dict[str, list[Cell]] = {}
     for cell in cells:
         together.setdefault(cell.program, []).append(cell)
@@ -185,32 +171,32 @@ def _programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished cell: its rows, and how long it took on which device."""
+    """A finished cell: its rows, duration and device."""
 
     study: str
     cell: Cell
     content: bytes
-    """Its rows as Parquet, encoded by whoever computed them: the first process has only to write them."""
+    """Rows as Parquet; the worker encodes them, so that the main process only writes them."""
     seconds: float
     device: str
 
 
 OnEvent = Callable[[str, float], None]
-"""Called now and then with what is being done, and how many cells' worth of unfinished work is done
-beyond what has been yielded; it may raise to stop."""
+"""Called regularly with a description and the amount of unfinished work done, in cells; it may raise to
+stop."""
 
 
 class Executor(ABC):
-    """Who computes programs."""
+    """Abstract base class of executors, which compute programs."""
 
     @abstractmethod
     def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
-        """Compute programs, the first ones first; each cell as it is finished, in any order."""
+        """Start programs in order, and yield each cell when it is finished."""
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study that is concluded, and the seconds that its cells took, added up."""
+    """A concluded study, and the total computing time of its cells in seconds."""
 
     name: str
     folder: Path
@@ -225,26 +211,26 @@ def perform_plans(
     draw: bool = False,
     progress: OnProgress = lambda what, fraction: None,
 ) -> Iterator[StudyResult]:
-    """Compute what is missing of these studies side by side, and conclude each once its cells are there.
+    """Compute the missing cells of several studies, and conclude each study once it is complete.
 
     Parameters
     ----------
     stores
-        The studies in their folders; the programs of the first come first.
+        The studies with their folders; programs of the first study start first.
     executor
-        Who computes.
+        Computes the cells.
     draw
-        Compute nothing: conclude from the cells that are there.
+        Compute nothing, and conclude from the saved cells.
     progress
-        Called with what is being done and the fraction done.
+        Called with a description and the fraction done.
 
     Raises
     ------
     InputError
-        A folder holds cells of other settings, another process writes in it, or with `draw` cells are
+        If a folder has cells of other settings, another process writes in it, or with `draw` cells are
         missing.
     Stopped
-        The user asked to stop; finished cells are saved.
+        If the user requested a stop; finished cells are saved.
     """
     for store in stores:
         store.check()
@@ -281,8 +267,8 @@ def _perform(
                 studies = " and ".join(named) if len(named) < 3 else f"{len(named)} studies"
                 folder = stores[0].folder if len(stores) == 1 else stores[0].folder.parent
                 raise Stopped(
-                    f"stopped: {there} of {total} cells of {studies} are saved in {folder}; the same "
-                    "command goes on from there"
+                    f"stopped: {there} of {total} cells of {studies} are saved in {folder}; run the same "
+                    "command to continue"
                 )
 
         for name in [name for name, count in left.items() if not count]:
@@ -299,43 +285,45 @@ def _perform(
                 yield named[done.study].conclude()
 
 
-_HOW = ("command", "run", "commit", "source", "device")
-"""What `study.json` says of how the cells were computed."""
+_HOW = ("command", "run", "commit", "source", "packages", "device")
+"""Fields of `study.json` about how the cells were computed."""
 
 
 class CellStore:
-    """A study in its folder: the cells that are there, where the next one goes, and how long they took.
+    """The saved cells of a study in its folder, and how they were computed.
 
     Parameters
     ----------
     plan, folder
-        The study, and where it is kept.
+        The study and its folder.
     command
-        What a user types to have it computed alone.
+        The command that computes this study alone.
     run
-        What was typed to have it computed, alone or with others; `command` unless given.
+        The command that the user ran, which may compute other studies too; by default `command`.
     """
 
     def __init__(self, plan: Plan, folder: Path, command: str = "", run: str = "") -> None:
         self.plan, self.folder = plan, Path(folder)
-        # Now, and not when a cell is done: this is the code that was read, whatever is written since.
+        # Read here and not when a cell is finished, because the source can change in between.
         made = {"command": command, "run": run or command}
         self._now = made | {"commit": _commit(), "source": plan.source}
+        self._now["packages"] = package_digests()
+        self._files = dict[str, str]()
         self._seconds, self._computed = 0.0, dict[str, dict[str, None]]()
         self._changed, self._recorded = False, 0.0
 
     def check(self) -> None:
-        """Refuse a folder that holds cells of other settings, or says nothing sensible of its cells."""
+        """Raise if the folder has cells of other settings, or damaged descriptions."""
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder}: is a file; choose a folder")
         mark = self.folder / "cells.json"
         content = read_json(mark) if mark.exists() else {"digest": self.plan.digest}
         if not isinstance(content, dict) or not isinstance(content.get("digest"), str):
-            raise InputError(f"{mark}: is damaged; put it back from a copy")
+            raise InputError(f"{mark}: is damaged; restore it from a copy")
         if content["digest"] != self.plan.digest:
             raise InputError(
-                f"{self.folder}: holds cells of a study with other settings or data; choose another "
-                "folder, or give the settings it was begun with"
+                f"{self.folder}: contains cells of a study with other settings or data; choose another "
+                "folder, or use the settings that it was started with"
             )
         path = self.folder / "study.json"
         content = read_json(path) if path.exists() else {}
@@ -346,24 +334,26 @@ class CellStore:
             isinstance(one, str) for one in said.values()
         ):
             raise InputError(
-                f"{path}: does not say how the study was computed; put it back from a copy"
+                f"{path}: does not record how the study was computed; restore it from a copy"
             )
+        files = told.get("files")
+        self._files = files if isinstance(files, dict) else {}
         self._seconds = float(seconds)
         self._computed = {
             name: dict.fromkeys(filter(None, one.split("; "))) for name, one in said.items()
         }
 
     def open(self) -> None:
-        """Make the folder this plan's."""
+        """Record the plan in the folder."""
         mark = {"study": self.plan.study, "digest": self.plan.digest}
         write_json(self.folder / "cells.json", mark)
 
     def names(self) -> set[str] | None:
-        """What the folder holds; None where there is none."""
+        """Return the names of the files in the folder, or None if there is no folder."""
         return {one.name for one in self.folder.iterdir()} if self.folder.exists() else None
 
     def leave_as(self, before: set[str] | None) -> None:
-        """Remove what a study that was refused has begun, where no cell of it is there yet."""
+        """Remove the files that a failed study created, if it has no cells."""
         new = (self.names() or set()) - (before or set())
         if new <= {"cells.json", LOCK}:
             for name in new:
@@ -372,13 +362,13 @@ class CellStore:
                 self.folder.rmdir()
 
     def missing(self) -> list[Cell]:
-        """Cells whose rows are not there yet, in their order."""
+        """Return the cells without saved rows, in order."""
         if (self.folder / "rows.parquet").exists():
             return []
         return [cell for cell in self.plan.cells if not self._file(cell).exists()]
 
     def require_all(self) -> None:
-        """Refuse a folder in which cells are missing."""
+        """Raise if cells are missing."""
         if missing := self.missing():
             raise InputError(
                 f"{self.folder}: {len(missing)} of {len(self.plan.cells)} cells are missing "
@@ -386,18 +376,18 @@ class CellStore:
             )
 
     def save(self, done: CellResult) -> None:
-        """Keep a finished cell's rows, atomically, and how it was computed in how many seconds."""
+        """Save the rows of a finished cell atomically, and record how it was computed."""
         write_checked(self.folder, f"cells/{done.cell.name}.parquet", done.content)
         self._seconds += done.seconds
         for name, one in (self._now | {"device": done.device}).items():
             self._computed.setdefault(name, {})[one or ""] = None
-        self._changed = True
-        # Not at every cell: a program may end with a hundred at once.
+        self._files, self._changed = file_digests(), True
+        # Not for every cell, because a program can finish a hundred at once.
         if time.monotonic() - self._recorded > 1.0:
             self.record()
 
     def rows(self) -> pd.DataFrame:
-        """The rows of all cells, in the plan's order; once all are there they are one file."""
+        """Return the rows of all cells in the order of the plan; combine them into one file."""
         self.require_all()
         whole = self.folder / "rows.parquet"
         if not whole.exists():
@@ -407,35 +397,35 @@ class CellStore:
                 write_checked(self.folder, whole.name, pack_rows(content))
             except (ValueError, TypeError) as error:
                 raise InputError(
-                    f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); "
-                    "remove the one that was changed, and the same command computes it again"
+                    f"{self.folder / 'cells'}: the cells cannot be combined ({first_line(error)}); "
+                    "remove the one that was changed, and run the same command to compute it again"
                 ) from None
         shutil.rmtree(self.folder / "cells", ignore_errors=True)
         return _read_rows(whole, self.plan.cells)
 
     def conclude(self) -> StudyResult:
-        """Tables, figures and verdicts from the rows of all cells, written to the folder.
+        """Compute tables, figures and verdicts from the rows of all cells, and write them to the folder.
 
         Raises
         ------
         InputError
-            Cells are missing, or a file in the folder is not what the study wrote.
+            If cells are missing or a file was changed.
         """
         rows, plan = self.rows(), self.plan
         try:
             study = Study(plan.study, tuple(plan.conclude(rows, plan.settings)), plan.settings)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InputError(
-                f"{self.folder / 'rows.parquet'}: nothing can be concluded from it "
-                f"({type(error).__name__}: {error}); put back what the study wrote, and if this is what "
-                "it wrote, please report a bug in apportion"
+                f"{self.folder / 'rows.parquet'}: the study cannot conclude from it "
+                f"({type(error).__name__}: {error}); restore the original file, or report a bug if it was "
+                "not changed"
             ) from error
         study.save(self.folder, self._facts())
         self._changed = False
         return StudyResult(plan.study, self.folder, study, round(self._seconds, 1))
 
     def record(self) -> None:
-        """Write to `study.json` how the cells that are there were computed, if that is not known yet."""
+        """Write to `study.json` how the saved cells were computed, if it has changed."""
         if self._changed:
             about = {"name": self.plan.study, "settings": self.plan.settings}
             with checksummed(self.folder, "study.json"):
@@ -443,9 +433,9 @@ class CellStore:
             self._changed, self._recorded = False, time.monotonic()
 
     def _facts(self) -> dict[str, Any]:
-        """How the cells were computed, which drawing them anew does not change; seed, data, versions."""
+        """Return how the cells were computed, and seed, data and versions."""
         settings = self.plan.settings
-        # Several where it went on after a change: no result of one commit, and it says so.
+        # Several values if the study continued after a change, such as of the commit.
         how = {name: "; ".join(filter(None, self._computed.get(name, ()))) or None for name in _HOW}
         return {
             **how,
@@ -453,6 +443,7 @@ class CellStore:
             "seed": settings.get("seed"),
             "data": settings.get("data"),
             "seconds": round(self._seconds, 1),
+            "files": self._files,
         }
 
     def _file(self, cell: Cell) -> Path:
@@ -460,14 +451,12 @@ class CellStore:
 
 
 def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
-    """The rows of these cells, in their order; a file of anything else is refused."""
-    again = "put it back, or remove it, and the same command computes it again"
+    """Read the rows of these cells; raise if the file has rows of other cells."""
+    again = "restore it, or remove it and run the same command to compute it again"
     rows = read_rows(path, again)
     names = list(dict.fromkeys(map(str, rows["cell"]))) if "cell" in rows else []
     if names != [cell.name for cell in cells]:
-        raise InputError(
-            f"{path}: is not what the study wrote (it holds rows of other cells); {again}"
-        )
+        raise InputError(f"{path}: contains rows of other cells; {again}")
     return rows
 
 

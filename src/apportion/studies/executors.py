@@ -1,8 +1,7 @@
-"""Who computes the programs of studies: this process, several processes of this machine, or Ray.
+"""Executors of studies: this process, several processes on this machine, or a Ray cluster.
 
-`execute` takes programs and yields each cell's rows as soon as they are finished; whoever calls it
-saves them. A cell's rows are the same whoever computed them. A program whose worker died is computed
-again, a few times.
+`execute` takes programs and yields the rows of each cell when it is finished; the caller saves them. The
+rows of a cell do not depend on the executor. A program whose worker dies is retried a few times.
 """
 
 import logging
@@ -40,15 +39,15 @@ from apportion.studies.engine import (
 )
 
 _POLL_SECONDS = 0.5
-"""Seconds between two looks at the workers, so that a request to stop is soon heard."""
+"""Interval of polling, which limits the delay of a requested stop."""
 _ATTEMPTS = 4
-"""How often a program is begun before it is given up."""
+"""Largest number of attempts at a program."""
 _SILENT_SECONDS = 60.0
-"""Seconds without news from a busy worker until progress names it."""
+"""Seconds without a message from a busy worker before progress reports it."""
 
 
 class Serial(Executor):
-    """The calling process, one program after the other."""
+    """Compute programs in the calling process, one after the other."""
 
     def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
         """Compute programs in their order."""
@@ -57,7 +56,7 @@ class Serial(Executor):
 
 
 def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[CellResult]:
-    """Compute a program here, on this worker's device where there are several."""
+    """Compute a program in this process, on the device of this worker if there are several."""
     plan, yielded = program.plan, 0
 
     def report(what: str, fraction: float) -> None:
@@ -75,39 +74,39 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
             yield CellResult(plan.study, cell, content, seconds, name)
             before = time.monotonic()
             on_event("", 0.0)
-    assert yielded == len(program.cells), "a plan computes every cell that it is handed"
+    assert yielded == len(program.cells), "a plan computes every cell that it is given"
 
 
 @dataclass(frozen=True)
 class Processes(Executor):
-    """Several processes of this machine: whoever is free takes the next program.
+    """Compute programs in several processes on this machine.
 
-    One process seldom fills a GPU, and does not fill several processors. Where there are several GPUs,
-    each process uses one of them. A process that finds no room on its GPU makes place for a new one, which
-    keeps nothing of earlier programs; where that finds none either, it ends, and the others go on.
+    A single process seldom fills a GPU or several CPU cores. If there are several GPUs, each process uses
+    one of them. A process that runs out of GPU memory is replaced by a new one, which holds no memory of
+    earlier programs; if the new one runs out of memory too, it ends and the others continue.
     """
 
     count: int
 
     def __post_init__(self) -> None:
-        # Before JAX starts, which would keep three quarters of a GPU's memory for the first process.
+        # By default JAX reserves three quarters of the GPU memory for the first process.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
-        """Compute programs in so many processes at once; they are started once."""
+        """Compute programs in `count` processes, which are started once."""
         finished: SimpleQueue[CellResult | None] = SimpleQueue()
         workers: list[_Worker] = []
         closing = threading.Event()
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
-            # Every worker needs all plans, whose data may be large: written once, read by each.
+            # Every worker needs all plans, whose data can be large, so they are passed as a file.
             plans = Path(folder) / "plans"
             plans.write_bytes(pickle.dumps({one.plan.study: one.plan for one in programs}))
-            # Handed out in a thread: no worker waits while the caller saves a cell or concludes a study.
+            # A thread assigns programs, so that no worker waits while the caller saves or concludes.
             handing_out = thread.submit(self._hand_out, programs, plans, finished, workers, closing)
             handing_out.add_done_callback(lambda _: finished.put(None))
             try:
                 while True:
-                    # Not before everything that is finished has been saved: it may raise to stop.
+                    # Only after all finished cells are saved, because `on_event` may raise to stop.
                     if finished.empty():
                         on_event(_describe_silence(workers), 0.0)
                     try:
@@ -129,7 +128,7 @@ class Processes(Executor):
         workers: "list[_Worker]",
         closing: threading.Event,
     ) -> None:
-        """Give every free worker the next program, until all are computed or nobody waits for them."""
+        """Give every free worker the next program, until all are computed or the caller has stopped."""
         waiting = [(program, 1) for program in programs]
         try:
             for number in range(min(self.count, len(programs))):
@@ -141,7 +140,7 @@ class Processes(Executor):
                         if taken is None:
                             continue
                         if worker.keeps_much and taken[0].plan.at_once is None:
-                            # The others need the room that it would keep for nothing.
+                            # A process does not release its GPU memory, which other workers need.
                             worker.process.kill()
                             worker = workers[place] = _Worker(worker.number, plans)
                         worker.begin(*taken)
@@ -157,7 +156,7 @@ class Processes(Executor):
                     program = Program(worker.plan, worker.left)
                     worker.left = ()
                     if _is_full(answer) and (worker.programs > 1 or len(workers) > 1):
-                        # A process keeps the memory it took: a new one has room, or those who are left.
+                        # Replace or remove the process, because it does not release its GPU memory.
                         worker.process.kill()
                         again = [] if worker.programs == 1 else [_Worker(worker.number, plans)]
                         place = workers.index(worker)
@@ -180,10 +179,10 @@ class Processes(Executor):
 def _take(
     waiting: list[tuple[Program, int]], place: int, *, beside: bool
 ) -> tuple[Program, int] | None:
-    """The next program for the worker at a place, and which attempt at it this is; none where all that are
-    left take much memory, and are the first workers' alone: a process keeps what memory it took.
+    """Remove and return the next program for the worker at a place, with the number of the attempt.
 
-    One worker of three prefers what is computed beside the GPU, to use the processor from the start.
+    None if all remaining programs need much memory and are reserved for the first workers (`at_once`). One
+    worker in three prefers programs for the CPU, so that CPU and GPU are both used from the start.
     """
     fitting = [one for one in waiting if one[0].plan.at_once is None or place < one[0].plan.at_once]
     liked = [one for one in fitting if one[0].plan.on_processor == beside]
@@ -195,16 +194,16 @@ def _take(
 
 
 def _is_full(answer: Exception) -> bool:
-    """Whether there was no room in a GPU's memory."""
+    """Whether the GPU ran out of memory."""
     return isinstance(answer, MemoryError) or "RESOURCE_EXHAUSTED" in str(answer)
 
 
 class _Died(InputError):
-    """A worker is gone."""
+    """A worker process died."""
 
 
 class _Worker:
-    """A process that computes one program after the other, and what it is at."""
+    """A worker process and its current program."""
 
     def __init__(self, number: int, plans: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -216,25 +215,25 @@ class _Worker:
         self.keeps_much = False
 
     def begin(self, program: Program, attempt: int) -> None:
-        """Have it compute a program."""
+        """Start a program."""
         self.plan, self.left, self.attempt = program.plan, program.cells, attempt
         self.programs += 1
         self.keeps_much = program.plan.at_once is not None
         self.heard = time.monotonic()
-        # That it has died meanwhile is noticed by whoever receives.
+        # If the process has died, `receive` reports it.
         with suppress(OSError):
             self.connection.send((self.plan.study, self.left))
 
     def receive(self) -> CellResult | str | Exception:
-        """What it sends: a finished cell, what it is doing, or why there are no more cells."""
+        """Receive a finished cell, a description of the current work, or an error."""
         self.heard = time.monotonic()
         try:
             answer = self.connection.recv()
         except (EOFError, OSError):
             return _Died(
                 f"{self.plan.study}: the process that computed cell {self.left[0].name} died "
-                f"{self.attempt} times, as one does that needs more memory than there is; give fewer "
-                "--processes, and the same command goes on"
+                f"{self.attempt} times, possibly because it ran out of memory; run the same command with "
+                "fewer --processes to continue"
             )
         if isinstance(answer, CellResult):
             self.left = tuple(cell for cell in self.left if cell != answer.cell)
@@ -242,7 +241,7 @@ class _Worker:
 
 
 def _describe_silence(workers: Sequence[_Worker]) -> str:
-    """Name a busy worker that has sent nothing for a minute, or return an empty text."""
+    """Report a busy worker that has sent nothing for a minute, or return an empty string."""
     text = ""
     for worker in tuple(workers):
         if worker.left and time.monotonic() - worker.heard > _SILENT_SECONDS:
@@ -250,17 +249,17 @@ def _describe_silence(workers: Sequence[_Worker]) -> str:
             with suppress(OSError):
                 if "State:\tT" in Path(f"/proc/{pid}/status").read_text():
                     return f"process {pid} is stopped; continue it with `kill -CONT {pid}`"
-            text = f"no news from process {pid} for a minute"
+            text = f"no message from process {pid} for a minute"
     return text
 
 
 def _work(connection: Connection, number: int, plans: Path) -> None:
-    """What a worker does: compute the cells it is sent, and send back each one's rows."""
-    # Ctrl-C reaches every process of a terminal; the first one hears it for all.
+    """Run a worker: receive cells, compute them, and send back their rows."""
+    # Ctrl-C reaches every process of a terminal; only the main process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     known: dict[str, Plan] = pickle.loads(plans.read_bytes())
-    # The pipe is closed once the first process is gone.
+    # The pipe is closed when the main process ends.
     with suppress(EOFError, OSError):
         while True:
             study, cells = connection.recv()
@@ -274,7 +273,7 @@ def _work(connection: Connection, number: int, plans: Path) -> None:
 
 
 def _end_with_the_first() -> None:
-    """End this process once the first one is gone, which may have been killed."""
+    """End this process when the main process has ended, even if it was killed."""
     first = multiprocessing.parent_process()
     if first is not None:
         first.join()
@@ -283,18 +282,18 @@ def _end_with_the_first() -> None:
 
 @dataclass(frozen=True)
 class Ray(Executor):
-    """A Ray cluster, whose workers need apportion installed, in the same versions.
+    """Compute programs on a Ray cluster, whose workers need the same versions of apportion.
 
-    Every program's cells are shared out over the cluster's GPUs, or its processors where it has none:
-    one cell a task where there are enough of them. No folder has to be shared: rows come back.
+    The cells of a program are distributed over the GPUs of the cluster, or over its CPUs if it has no GPU.
+    No shared folder is needed, because workers return the rows.
     """
 
     address: str | None = None
-    """Of a running cluster, such as `10.0.0.1:6379`; without it the environment's RAY_ADDRESS, and
-    without that a cluster is started on this machine."""
+    """Address of a running cluster, such as `10.0.0.1:6379`; by default RAY_ADDRESS, or a new cluster on
+    this machine."""
 
     def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
-        """Compute programs on the cluster; a task is started again when its worker dies."""
+        """Compute programs on the cluster; a task is restarted if its worker dies."""
         with _connected(self.address) as ray:
             resources = ray.cluster_resources()
             gpus = int(resources.get("GPU", 0))
@@ -304,7 +303,7 @@ class Ray(Executor):
             plans = {program.plan.study: ray.put(program.plan) for program in programs}
             waiting = {}
             for program in programs:
-                # So many parts of nearly equal size as there are slots, or cells.
+                # As many parts of nearly equal size as there are slots or cells.
                 size = math.ceil(len(program.cells) / max(slots, 1))
                 for first in range(0, len(program.cells), size):
                     part = program.cells[first : first + size]
@@ -321,12 +320,12 @@ class Ray(Executor):
 
 
 def _compute_task(plan: Plan, cells: tuple[Cell, ...]) -> list[CellResult]:
-    """What a worker of Ray's does: the rows of these cells."""
+    """Compute cells in a Ray worker."""
     return list(_compute(Program(plan, cells), lambda what, done: None))
 
 
 def _ray_result(ray: Any, reference: Any, cells: Sequence[Cell]) -> list[CellResult]:
-    """What a task returned; what it raised is raised here."""
+    """Return the result of a task, or raise its exception."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -334,13 +333,13 @@ def _ray_result(ray: Any, reference: Any, cells: Sequence[Cell]) -> list[CellRes
     except ray.exceptions.RayError as error:
         raise InputError(
             f"Ray: cell {cells[0].name} was lost with its worker {_ATTEMPTS} times "
-            f"({type(error).__name__}); look after the workers, then the same command goes on"
+            f"({type(error).__name__}); check the workers, then run the same command to continue"
         ) from error
 
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected for as long as it is needed; a connection of the caller's is left as it is."""
+    """Connect to Ray for the block; an existing connection of the caller is reused and kept."""
     with optional_import("computing on Ray needs Ray", "cluster"):
         import ray
     if ray.is_initialized():
@@ -348,16 +347,16 @@ def _connected(address: str | None) -> Iterator[Any]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    # Ray takes the signal that asks a study to stop for itself.
+    # Ray replaces the handler of SIGTERM, which stops a study; it is restored below.
     on_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     host, colon, port = address.rpartition("//")[2].rpartition(":")
     try:
         if colon and port.isdecimal():
-            # Where nothing listens, Ray would try for minutes.
+            # Without a server at the address, Ray retries for minutes.
             socket.create_connection((host, int(port)), timeout=10).close()
         with warnings.catch_warnings():
-            # What Ray means to do in future versions is no concern of the user's.
+            # Announcements about future versions of Ray do not concern the user.
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except OSError as error:

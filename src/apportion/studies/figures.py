@@ -1,4 +1,4 @@
-"""How studies draw: panels side by side, and estimates with their intervals."""
+"""Plots of studies: panels in a row, and estimates with their intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def panels(
     grid: bool = True,
     **options: Any,
 ) -> tuple[Figure, Any]:
-    """A figure and its panels in a row, with whole frames or with a faint grid in none."""
+    """Create a figure with panels in a row, with full frames or with a faint grid."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False, **options)[0]
     for axis in axes:
@@ -30,7 +30,7 @@ def panels(
 
 
 def ends_of(estimates: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values, lower and upper ends."""
+    """Return values, lower and upper ends."""
     value, low, high = (
         np.array([getattr(estimate, end) for estimate in estimates])
         for end in ("value", "low", "high")
@@ -39,20 +39,20 @@ def ends_of(estimates: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def error_bars(axis: Axes, x: Any, estimates: Sequence[Estimate], **style: Any) -> None:
-    """Each value with its interval."""
+    """Plot each value with its interval."""
     value, low, high = ends_of(estimates)
     axis.errorbar(x, value, [value - low, high - value], **style)
 
 
 def band(axis: Axes, x: Any, estimates: Sequence[Estimate], colour: str, label: str) -> None:
-    """A line of values in the band of their intervals."""
+    """Plot a line of values with a band of their intervals."""
     value, low, high = ends_of(estimates)
     axis.plot(x, value, "o-", color=colour, label=label, markersize=4)
     axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def forest(shown: Mapping[str, Mapping[str, Estimate]], label: str, width: float = 4.0) -> Figure:
-    """A panel for each title, all with the same rows: a name, its estimate and the interval."""
+    """Draw one panel per title, each with one row per name: the estimate and its interval."""
     names = list(next(iter(shown.values())))
     size = (width * len(shown) + 2, 1.6 + 0.3 * len(names))
     figure, axes = panels(*size, len(shown), sharey=True)

@@ -1,6 +1,6 @@
 """The installed studies by name, and how they run: compute the missing cells, then conclude.
 
-A study is a function `NAME(*, scale, seed, ...) -> Plan`. Its other parameters say which data it reads:
+A study is a function `NAME(*, scale, seed, ...) -> Plan`. Its other parameters are the data that it reads,
 `prices` or `digits`. A package registers it with a `StudyEntry` in the entry-point group
 `apportion.studies`.
 """
@@ -31,7 +31,7 @@ class StudyEntry:
     """
 
     plan: str
-    """Import path of the function that makes the plan, `module:function`."""
+    """Import path of the function that returns the plan, `module:function`."""
     purpose: str
     """One line for the help text."""
     figures: tuple[str, ...] = ()
@@ -39,19 +39,19 @@ class StudyEntry:
     cost: int = 0
     """Rank by computing time at paper scale; `study all` starts the study with the highest first."""
     on_processor: bool = False
-    """Its programs are too small for a GPU, and are computed beside it."""
+    """Compute on the CPU, because the programs are too small for a GPU."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What decides a study's numbers: its size, its seed and its data."""
+    """Scale, seed and data of a study, which determine its results."""
 
     scale: Scale = "quick"
     seed: int = 0
     prices: Path | None = None
     images: Path | None = None
     allow_jumps: tuple[str, ...] | None = None
-    """Moves of prices to take as they are, each TICKER:DAY, or `all`."""
+    """Price jumps to accept, each as TICKER:DAY, or `all`."""
 
 
 def installed_studies() -> dict[str, StudyEntry]:
@@ -60,7 +60,7 @@ def installed_studies() -> dict[str, StudyEntry]:
 
 
 def study_names() -> dict[str, str]:
-    """Return the study of every accepted name: the studies themselves and their figures."""
+    """Map every accepted name, of a study or a figure, to its study."""
     studies = installed_studies()
     figures = {figure: study for study, entry in studies.items() for figure in entry.figures}
     return {study: study for study in studies} | figures
@@ -72,7 +72,7 @@ def _find_study(name: str) -> str:
     Raises
     ------
     InputError
-        No installed package registers this study.
+        If no installed package registers this study.
     """
     known = study_names()
     if not known:
@@ -86,7 +86,7 @@ def _find_study(name: str) -> str:
 
 
 def _find_plan(name: str) -> "Callable[..., Plan]":
-    """Return the function that makes a study's plan."""
+    """Return the function that creates the plan of a study."""
     module, _, function = installed_studies()[_find_study(name)].plan.partition(":")
     return getattr(import_module(module), function)
 
@@ -94,7 +94,7 @@ def _find_plan(name: str) -> "Callable[..., Plan]":
 def make_plan(
     name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
 ) -> "Plan":
-    """Return a study's plan, with scale and seed among its settings."""
+    """Return the plan of a study, with scale and seed in its settings."""
     plan = _find_plan(name)(scale=scale, seed=seed, **(data or {}))
     settings = plan.settings | {"scale": scale, "seed": seed}
     entry = installed_studies()[_find_study(name)]
@@ -110,34 +110,34 @@ def perform(
     draw: bool = False,
     progress: "OnProgress" = lambda what, fraction: None,
 ) -> "Iterator[StudyResult]":
-    """Compute what is missing of a study, or of all, and conclude; each study as it is done.
+    """Compute the missing cells of one study or all, and yield each study when it is concluded.
 
-    Every plan is made first: what is wrong with the data is said before hours of computing.
+    All plans are created first, so that errors in the data are reported before any computation.
 
     Parameters
     ----------
     name
-        A study, a figure of one, or `all`.
+        A study, a figure of a study, or `all`.
     out
-        The study's folder; with `all`, the folder of their folders.
+        Folder of the study; for `all`, the parent folder of all studies.
     request
-        Size, seed and data.
+        Scale, seed and data.
     executor
-        Who computes; this process unless given.
+        Computes the cells; by default this process.
     draw, progress
-        As for `perform_plans`.
+        See `perform_plans`.
 
     Raises
     ------
     InputError, Stopped
-        As `perform_plans` does.
+        See `perform_plans`.
     """
     from apportion.studies.engine import CellStore, perform_plans
     from apportion.studies.executors import Serial
 
     everything = name == "all"
     studies = installed_studies()
-    # The most expensive first, so that none starts when all others are nearly finished.
+    # The most expensive study starts first, which shortens the total time.
     ordered = sorted(studies, key=lambda study: studies[study].cost, reverse=True)
     data = _read_data(request)
     stores, run = [], _command_of(name, Path(out), request)
@@ -145,7 +145,7 @@ def perform(
         known = inspect.signature(_find_plan(study)).parameters
         for kind in data:
             if kind not in known and not everything:
-                raise InputError(f"study {study} reads no {kind}; leave {_OPTIONS[kind]} out")
+                raise InputError(f"study {study} reads no {kind}; omit {_OPTIONS[kind]}")
         own = {kind: value for kind, value in data.items() if kind in known}
         plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
         folder = Path(out) / study if everything else Path(out)
@@ -154,11 +154,11 @@ def perform(
 
 
 _OPTIONS = {"prices": "--prices", "digits": "--images"}
-"""The option that gives each kind of data."""
+"""Option of each kind of data."""
 
 
 def _read_data(request: Request) -> dict[str, Any]:
-    """The data the user gave, under the names studies know it by; prices and digits are read here."""
+    """Read the files of a request, by the name of the studies' parameters."""
     data: dict[str, Any] = {}
     if request.prices is not None:
         from apportion.domains.portfolio.prices import read_prices
@@ -172,7 +172,7 @@ def _read_data(request: Request) -> dict[str, Any]:
 
 
 def _command_of(name: str, folder: Path, request: Request) -> str:
-    """The command that computes a study, or all.
+    """Return the command that computes a study, or all.
 
     Examples
     --------

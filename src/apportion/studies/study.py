@@ -13,7 +13,6 @@ from apportion.certify.statistics import (
     CONFIDENCE,
     Estimate,
     Outcome,
-    at_edge,
     holm,
     in_words,
     judge,
@@ -34,17 +33,22 @@ class Verdict:
     interval: tuple[float, float]
     n: int
     paper: bool = True
-    """Whether the paper makes the claim; the others are ours. Those of a figure are one family (Holm)."""
+    """Whether the paper makes the claim, or we do. Each kind is one family of a figure (Holm)."""
     refuted: bool | None = None
     """Whether it is shown not to hold; where nobody says, it is when the interval lies below 0."""
     p: float | None = None
     """The level from which on the interval decides; none for an exact statement."""
     adjusted: Outcome | None = None
-    """The outcome when all claims that the paper makes of its figure are allowed for (Holm)."""
+    """The outcome after Holm's adjustment for all claims of the same kind in its figure."""
     exact: bool = False
     """Decided by a statement about every case looked at, and by no interval."""
-    barely: bool = False
-    """An end of the interval lies within a quarter of its width of what would have decided otherwise."""
+    levels: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The level of each arm that is compared, by its name, in the unit of the claim."""
+
+    @property
+    def decision(self) -> Outcome:
+        """The outcome after Holm's adjustment; an exact statement needs none."""
+        return self.adjusted or self.outcome
 
     @property
     def outcome(self) -> Outcome:
@@ -67,12 +71,12 @@ class Verdict:
         above: float | None = None,
         below: float | None = None,
         paper: bool = True,
+        levels: Mapping[str, float] | None = None,
     ) -> "Verdict":
         """A verdict on a claim that every one of several numbers lies within bounds; above 0 unless said.
 
         It holds where each interval does by itself, which no number of them makes easier; that one fails
-        must show after allowing for their number (Bonferroni). The one nearest to failing is shown. It
-        barely holds where one of them does; otherwise the one shown says whether it is at its edge.
+        must show after allowing for their number (Bonferroni). The one nearest to failing is shown.
         """
         if not estimates:
             raise InputError(f"{claim}: there is no number to judge it by; compute at least one")
@@ -81,17 +85,17 @@ class Verdict:
         bounds = {"above": above, "below": float("inf") if below is None else below}
         judged = [judge(estimate, **bounds) for estimate in estimates]
         found = [p_value(estimate, **bounds) for estimate in estimates]
-        levels = [p for p in found if p is not None]
+        known = [p for p in found if p is not None]
         holds, refuted, p = all(one == "holds" for one in judged), "does-not-hold" in judged, None
-        if len(levels) == len(estimates):
+        if len(known) == len(estimates):
             inside = [bounds["above"] < e.value < bounds["below"] for e in estimates]
-            outside = [len(levels) * p for p, kept in zip(levels, inside, strict=True) if not kept]
-            p = max(levels) if all(inside) else min(1.0, *outside)
+            outside = [len(known) * p for p, kept in zip(known, inside, strict=True) if not kept]
+            p = max(known) if all(inside) else min(1.0, *outside)
             refuted = not all(inside) and p < 1 - CONFIDENCE
         shown = min(estimates, key=lambda e: min(e.low - bounds["above"], bounds["below"] - e.high))
         ends = (shown.low, shown.high)
-        barely = any(at_edge(one, **bounds) for one in (estimates if holds else [shown]))
-        return cls(claim, holds, shown.value, ends, shown.n, paper, refuted, p, barely=barely)
+        compared = dict(levels or {})
+        return cls(claim, holds, shown.value, ends, shown.n, paper, refuted, p, levels=compared)
 
     def scaled(self, scale: Callable[[float], float]) -> "Verdict":
         """The same, with its numbers on another scale, such as `math.exp` for a claim about logs."""
@@ -104,11 +108,11 @@ class Verdict:
         return {
             "claim": self.claim,
             "outcome": self.outcome,
-            "barely": self.barely,
             "adjusted": self.adjusted,
             "holds": self.holds,
             "estimate": self.estimate,
             "interval": finite,
+            "levels": dict(self.levels),
             "n": self.n,
             "p": self.p,
             "paper": self.paper,
@@ -117,18 +121,21 @@ class Verdict:
 
 
 def _adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts, the paper's also with what is left when all of the paper's are allowed for (Holm).
+    """The verdicts with their outcomes after Holm's adjustment.
 
-    The family is declared with the claims, before any number is known. Our own lines of the table make
-    no claim of the paper harder to establish, and are not adjusted themselves.
+    The paper's claims of a figure are one family, and ours are another. Both are declared with the
+    claims, before any number is known; our claims make none of the paper's harder to establish.
     """
-    levels = [verdict.p for verdict in verdicts if verdict.paper and verdict.p is not None]
-    if len(levels) < 2:
-        return tuple(verdicts)
-    sure = (p < 1 - CONFIDENCE for p in holm(levels))
+    families = {
+        paper: [v.p for v in verdicts if v.paper == paper and v.p is not None]
+        for paper in (True, False)
+    }
+    sure = {
+        paper: iter([p < 1 - CONFIDENCE for p in holm(found)]) for paper, found in families.items()
+    }
     return tuple(
-        replace(v, adjusted=v.outcome if next(sure) else "not-established")
-        if v.paper and v.p is not None
+        replace(v, adjusted=v.outcome if next(sure[v.paper]) else "not-established")
+        if v.p is not None
         else v
         for v in verdicts
     )
@@ -143,7 +150,7 @@ class FigureResult:
     title: str
     table: pd.DataFrame
     verdicts: Iterable[Verdict]
-    """Kept as a tuple, the paper's own also adjusted for all its claims of this figure (Holm)."""
+    """Kept as a tuple, each adjusted for all claims of its kind in this figure (Holm)."""
     plot: Callable[[], Figure]
     """Draws the figure."""
     notes: Iterable[str] = ()
@@ -159,13 +166,12 @@ class FigureResult:
         lines = [self.title, ""]
         for verdict in self.verdicts:
             low, high = verdict.interval
-            # What the number of comparisons changes, if it does.
-            left = verdict.adjusted if verdict.adjusted != verdict.outcome else None
-            after = f"; {in_words(left)} after Holm's adjustment" if left else ""
-            said = in_words(verdict.outcome, verdict.barely)
+            levels = "".join(f"; {name} {value:.4g}" for name, value in verdict.levels.items())
+            changed = verdict.decision != verdict.outcome
+            before = f"; {in_words(verdict.outcome)} before Holm's adjustment" if changed else ""
             lines.append(
-                f"  {said:24}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
-                f"n = {verdict.n}{after}"
+                f"  {in_words(verdict.decision):18}{verdict.claim}: {verdict.estimate:.4g} "
+                f"[{low:.4g}, {high:.4g}], n = {verdict.n}{levels}{before}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 

@@ -1,4 +1,4 @@
-"""The theory as a calculator: finite MDPs, concentrability, task distance, the bound, whether to pool."""
+"""Theory on finite MDPs: concentrability, task distance, the performance bound, and when to pool tasks."""
 
 from apportion.theory.bound import LearningError as LearningError
 from apportion.theory.bound import TransferConstants as TransferConstants

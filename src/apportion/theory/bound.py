@@ -1,4 +1,4 @@
-"""The performance bound for one task of a family: Theorems 1 and 1' and Corollary 2, every term named.
+"""Performance bound for one task of a family: Theorems 1 and 1' and Corollary 2, term by term.
 
 ||V_t* - V_t^{pi_K}||_sigma is at most
 Theorem 1:  2/(1-g)^2 { sqrt(C'') e + g^{(K-1)/2} R_max + 3 eps sqrt(2 C'_t) }
@@ -7,8 +7,8 @@ LSPI trains on the average MDP with n = N T samples (Corollary 1). The error e =
 measured (the oracle form) or bounded with probability 1 - delta (Lazaric, Ghavamzadeh, Munos 2012):
 e <= (1+g) sqrt(C) [ 2/sqrt(1-g^2) (2 sqrt2 E0 + E2)
                      + 2/(1-g) V_max L sqrt(d/nu) (sqrt(8 log(8dK/delta)/n) + 1/n) + E1 ],
-provided the path is long enough for Lemma 4: n > (288 L^2 Lam/omega) max{Lam/b, 1}^{1/kappa} with
-omega = omega_mu / C. Mixing is beta_i <= betabar exp(-b i^kappa) with betabar = kappa = 1 here.
+if the path is long enough for Lemma 4: n > (288 L^2 Lam/omega) max{Lam/b, 1}^{1/kappa} with
+omega = omega_mu / C. Mixing is beta_i <= betabar exp(-b i^kappa); here betabar = kappa = 1.
 """
 
 import math
@@ -31,12 +31,12 @@ from apportion.theory.mdp import MDP, every_policy
 
 Features = Float[np.ndarray, "states dimension"]
 Number = float | Float[np.ndarray, "..."]
-"""One number, or one for each of many families and tasks."""
+"""A number, or an array over families and tasks."""
 
 
 @dataclass(frozen=True)
 class LearningConstants:
-    """What the error of LSTD on one MDP depends on, besides the number of samples."""
+    """Constants in the error of LSTD on one MDP, apart from the number of samples."""
 
     gamma: float
     value_bound: float
@@ -44,13 +44,13 @@ class LearningConstants:
     coverage: float
     """C: mu <= C rho^pi for every policy."""
     dimension: int
-    """d, the number of features."""
+    """Number of features d."""
     feature_bound: float
     """L = sup_x ||phi(x)||_2."""
     smallest_eigenvalue: float
     """omega_mu, of the Gram matrix of the features under mu."""
     approximation: float
-    """E0: the worst over policies of the best fit to V^pi."""
+    """E0: the largest error, over policies, of the best fit to V^pi."""
     mixing: float
     """b = -log tau, tau the Dobrushin coefficient."""
 
@@ -58,10 +58,10 @@ class LearningConstants:
     def of(
         cls, mdp: MDP, features: Float[np.ndarray, "..."], mu: Distribution
     ) -> "LearningConstants":
-        """Measure an MDP and a feature space."""
+        """Compute the constants of an MDP and its features."""
         if features.ndim != 2 or features.shape[0] != mdp.states:
             raise InputError(
-                f"features: shape {features.shape} for {mdp.states} states; give one row per state"
+                f"features: shape {features.shape} for {mdp.states} states; pass one row per state"
             )
         gram = features.T @ (mu[:, None] * features)
         tau = contraction(mdp.kernel)
@@ -78,7 +78,7 @@ class LearningConstants:
 
 
 def _approximation_error(mdp: MDP, features: Features) -> float:
-    """E0 = sup over pi of inf_f ||f - V^pi||_{rho^pi}; V_max, which f = 0 reaches, where A^S is large."""
+    """Return E0 = sup_pi inf_f ||f - V^pi||_{rho^pi}, or its bound V_max (f = 0) if A^S is large."""
     if np.linalg.matrix_rank(features) == mdp.states:
         return 0.0
     if mdp.actions**mdp.states > ENUMERABLE:
@@ -96,7 +96,7 @@ def _lam(n: float, d: int, delta: float) -> float:
 
 
 def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta: float) -> float:
-    """The right-hand side of Lemma 4's condition at a path of n samples; it holds where n is larger."""
+    """Return the right-hand side of Lemma 4's condition for n samples, which holds if n is larger."""
     omega = constants.smallest_eigenvalue / constants.coverage
     if omega <= 0 or constants.mixing <= 0:
         return math.inf
@@ -105,27 +105,27 @@ def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta:
 
 
 def _unlearnable(constants: LearningConstants) -> str | None:
-    """Why no number of samples N T satisfies Lemma 4, where none does."""
+    """Return why no number of samples N T satisfies Lemma 4, or None if some number does."""
     reason = None
     if constants.smallest_eigenvalue <= 0:
         reason = (
-            "under mu the features are linearly dependent, so that their smallest eigenvalue is 0; leave "
-            "some out, or let mu reach every state"
+            "the features are linearly dependent under mu (their smallest eigenvalue is 0); remove some of "
+            "them, or let mu reach every state"
         )
     elif constants.mixing <= 0:
         reason = (
-            "under some policies the average MDP never forgets where it began (its mixing rate is 0), so "
-            "that one path tells of one beginning alone"
+            "the mixing rate of the average MDP is 0, so that under some policies a path depends on its "
+            "first state forever"
         )
     elif not math.isfinite(constants.coverage):
-        reason = "a policy stays in states that mu does not reach (C is infinite); let mu reach every state"
+        reason = "some policy avoids states with mass under mu (C is infinite); use mu without these states"
     return None if reason is None else f"No number of samples N T is enough: {reason}"
 
 
 def samples_needed(constants: LearningConstants, iterations: int, delta: float) -> float:
-    """The shortest path that satisfies Lemma 4; infinite where none does."""
+    """Return the length of the shortest path that satisfies Lemma 4, or infinity."""
     n = 2.0
-    # The condition grows like log(n)^2, so that n <- right-hand side climbs to its fixed point.
+    # The right-hand side grows like log(n)^2, so the fixed-point iteration converges.
     for _ in range(200):
         asked = lemma_4_asks(constants, n, iterations, delta)
         if not math.isfinite(asked) or abs(asked - n) <= 1e-9 * n:
@@ -136,7 +136,7 @@ def samples_needed(constants: LearningConstants, iterations: int, delta: float) 
 
 @dataclass(frozen=True)
 class LearningError:
-    """The bound on e, in its two parts; estimation is infinite where Lemma 4 fails."""
+    """The two parts of the bound on e; estimation is infinite if Lemma 4 does not hold."""
 
     approximation: Number
     estimation: Number
@@ -145,7 +145,7 @@ class LearningError:
 def learning_error(
     constants: LearningConstants, n: float, iterations: int, delta: float
 ) -> LearningError:
-    """The high-probability bound on e = max_k ||e_k||_mu for K paths of n samples each."""
+    """Return the high-probability bound on e = max_k ||e_k||_mu for K paths of n samples each."""
     g, v_max = constants.gamma, constants.value_bound
     d, length = constants.dimension, constants.feature_bound
     if not math.isfinite(constants.coverage):
@@ -172,7 +172,7 @@ def learning_error(
 
 @dataclass(frozen=True)
 class Terms:
-    """A bound's parts: they add up to `total`."""
+    """Terms of a bound; their sum is `total`."""
 
     approximation: Number
     estimation: Number
@@ -186,26 +186,26 @@ class Terms:
 
 
 def _carry(constant: Number, error: Number) -> Number:
-    """Their product; infinite with the constant even at error 0, which mu then fails to witness."""
+    """Return the product; an infinite constant gives infinity even if the error is 0."""
     with np.errstate(invalid="ignore"):
         return np.where(np.isinf(constant), np.inf, constant * np.asarray(error))[()]
 
 
 @dataclass(frozen=True)
 class TransferConstants:
-    """What carries errors and distances to suboptimality: C'_t, C'', eps, R_max, gamma."""
+    """Constants that relate errors and distances to suboptimality: C'_t, C'', eps, R_max, gamma."""
 
     gamma: float
     reward_bound: Number
     first: Number
-    """C'_t, with the kernel of the task."""
+    """C'_t, from the kernel of the task."""
     second: Number
-    """C'', with the kernel of the MDP trained on."""
+    """C'', from the kernel of the training MDP."""
     distance: Number
     """eps."""
 
     def theorem_1(self, error: LearningError, iterations: int) -> Terms:
-        """The paper's bound, with the constants that make it true."""
+        """Return the paper's bound, with corrected constants."""
         scale = 2 / (1 - self.gamma) ** 2
         return Terms(
             _carry(scale * np.sqrt(self.second), error.approximation),
@@ -215,7 +215,7 @@ class TransferConstants:
         )
 
     def theorem_1_prime(self, error: LearningError, iterations: int) -> Terms:
-        """The tighter bound."""
+        """Return the tighter bound."""
         g = self.gamma
         scale = 2 * g / (1 - g) ** 2
         return Terms(
@@ -228,7 +228,7 @@ class TransferConstants:
 
 @dataclass(frozen=True)
 class TaskCount:
-    """Corollary 2: how many tasks a universe holds, and the paper's lower bound on it."""
+    """Number of tasks in a universe, and the paper's lower bound on it (Corollary 2)."""
 
     tasks: int
     """C(M, m)."""
@@ -237,9 +237,9 @@ class TaskCount:
 
 
 def corollary_2(universe: int, size: int) -> TaskCount:
-    """T = C(M, m) >= (M/m)^m; exponential in m while m is well below M, and it peaks at m = M/2.
+    """Count the tasks of a universe: T = C(M, m) >= (M/m)^m, with its maximum at m = M/2.
 
-    Overlapping subsets are dependent, so that the gain in samples is less than T suggests.
+    Overlapping subsets are dependent, so the gain in samples is smaller than T suggests.
 
     >>> corollary_2(50, 10)
     TaskCount(tasks=10272278170, at_least=9765625.0)
@@ -251,12 +251,12 @@ def corollary_2(universe: int, size: int) -> TaskCount:
 
 @dataclass(frozen=True)
 class Bound:
-    """The bound for one task of a family when LSPI trains on the average MDP (Corollary 1)."""
+    """Bound for one task of a family if LSPI trains on the average MDP (Corollary 1)."""
 
     task: int
     tasks: int
     samples: float
-    """N, per task; the path on the average MDP has N T samples."""
+    """N per task; the path on the average MDP has N T samples."""
     iterations: int
     delta: float
     transfer: TransferConstants
@@ -264,24 +264,24 @@ class Bound:
     """C."""
     distance_exact: bool
     samples_needed: float
-    """Path length Lemma 4 asks for, N T."""
+    """Smallest N T for which Lemma 4 holds."""
     trivial: float
-    """2 V_max of the task, which no policy's suboptimality can exceed."""
+    """2 V_max of the task, an upper bound for every policy."""
     theorem_1: Terms
     """With probability 1 - delta, as is `theorem_1_prime`."""
     theorem_1_prime: Terms
     oracle: tuple[Terms, Terms] | None
-    """Both with the measured e, where one was given."""
+    """Both bounds with the measured e, if there is one."""
     reason: str | None
-    """Why the bound is infinite however many samples there are, where it is."""
+    """Why the bound is infinite for every number of samples, if it is."""
 
     @property
     def lemma_4_holds(self) -> bool:
-        """Whether N T samples are enough for the high-probability form."""
+        """Whether N T samples are enough for the high-probability bound."""
         return self.samples * self.tasks >= self.samples_needed
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per form of the bound, one column per term."""
+        """Return a table with one row per form of the bound and one column per term."""
         forms = {"Theorem 1": self.theorem_1, "Theorem 1'": self.theorem_1_prime}
         if self.oracle is not None:
             forms |= {
@@ -293,7 +293,7 @@ class Bound:
         )
 
     def summary(self) -> str:
-        """What the bound says, its parts, and whether it says anything."""
+        """Describe the bound, its terms, and whether it is vacuous."""
         t = self.transfer
         how = "exactly, over all policies" if self.distance_exact else "from above"
         table = self.to_frame().to_string(index=False, float_format=lambda x: f"{x:.4g}")
@@ -302,7 +302,7 @@ class Bound:
             f"tasks, N = {self.samples:,.0f} samples each, K = {self.iterations}",
             f"  C'_t = {t.first:.4g}, C'' = {t.second:.4g}, C = {self.coverage:.4g}, "
             f"eps = {t.distance:.4g} ({how}), R_max = {t.reward_bound:.4g}",
-            f"  with probability {1 - self.delta:g}, or with the measured e where that is said:",
+            f"  with probability {1 - self.delta:g}, or given the measured e:",
             *("  " + line for line in table.splitlines()),
             f"  trivial bound 2 V_max = {self.trivial:.4g}",
         ]
@@ -310,13 +310,11 @@ class Bound:
             lines.append(f"  {self.reason}.")
         elif not self.lemma_4_holds:
             lines.append(
-                f"  Lemma 4 fails: it asks for N T > {self.samples_needed:.3g} samples and there are "
-                f"{self.samples * self.tasks:.3g}, so the high-probability bound is infinite."
+                f"  Lemma 4 does not hold: it needs N T > {self.samples_needed:.3g} samples, there are "
+                f"{self.samples * self.tasks:.3g}. The high-probability bound is infinite."
             )
         if min(self.theorem_1.total, self.theorem_1_prime.total) > self.trivial:
-            lines.append(
-                "  The high-probability bound is vacuous here: the trivial one is smaller."
-            )
+            lines.append("  The high-probability bound is vacuous: the trivial bound is smaller.")
         return "\n".join(lines)
 
 
@@ -332,20 +330,20 @@ def error_bound(
     features: Features | None = None,
     oracle_error: float | None = None,
 ) -> Bound:
-    """The performance bound for one task when LSPI trains on the family's average MDP.
+    """Compute the performance bound for one task if LSPI trains on the average MDP of a family.
 
     Parameters
     ----------
     family, task
-        The tasks, along the leading axis, and the one to bound.
+        MDPs stacked along the leading axis, and the index of the task to bound.
     samples, iterations
-        N, samples per task (the average MDP's path has N T of them, with the task drawn again at
-        every step), and K, LSPI's iterations.
+        N, the samples per task (the path of the average MDP has N T samples and samples the task again at
+        every step), and K, the iterations of LSPI.
     mu, sigma, features
-        Where errors and performance are measured, uniform unless given; phi(x), a row per state, one
-        feature per state unless given.
+        Distributions of errors and of performance, by default uniform; phi(x), one row per state, by
+        default one indicator feature per state.
     delta, oracle_error
-        The bound's chance to fail; a measured e = max_k ||e_k||_mu, which adds the oracle form.
+        Probability that the bound fails; a measured e = max_k ||e_k||_mu, which adds the oracle form.
 
     Examples
     --------
@@ -362,7 +360,7 @@ def error_bound(
     if samples < 1 or iterations < 1:
         raise InputError(f"samples {samples:g} and iterations {iterations}: both must be >= 1")
     if not 0 < delta < 1:
-        raise InputError(f"delta: {delta} is outside (0, 1); it is the bound's chance to fail")
+        raise InputError(f"delta: {delta} is outside (0, 1); it is the bound's failure probability")
     average = family.average()
     states = average.states
     uniform = np.full(states, 1 / states)

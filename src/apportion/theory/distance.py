@@ -1,12 +1,12 @@
-"""How far tasks lie apart, and how far paths can concentrate where errors are hardly measured.
+"""Task distance and concentrability of finite MDPs.
 
-Task distance: eps >= ||D_t^pi V^pi||_mu for every policy, with D_t^pi V = T_t^pi V - T^pi V; exactly by
-enumerating the A^S policies where they are few, and as a rigorous upper bound otherwise.
+Task distance: eps >= ||D_t^pi V^pi||_mu for every policy, with D_t^pi V = T_t^pi V - T^pi V. It is exact
+if the A^S policies are few enough to enumerate, and a rigorous upper bound otherwise.
 
-Concentrability: c(m) = sup over pi_1..pi_m of || d(sigma P^{pi_1}..P^{pi_m}) / d mu ||_inf, exactly by
+Concentrability: c(m) = sup over pi_1..pi_m of || d(sigma P^{pi_1}..P^{pi_m}) / d mu ||_inf, exact by
 dynamic programming: H_0^y = 1_y, H_{m+1}^y(x) = max_a sum_x' P(x'|x,a) H_m^y(x'), c(m) = max_y sigma
 H_m^y / mu(y). C' = (1-g) sum g^m c(m) and C'' = (1-g)^2 sum m g^{m-1} c(m), with rigorous tails. The
-paper prints sigma and mu the other way round, under which Theorem 1 is false.
+paper exchanges sigma and mu, for which Theorem 1 is false.
 """
 
 import math
@@ -20,28 +20,28 @@ from apportion.theory.mdp import MDP, Kernel, every_policy, norm
 
 Distribution = Float[np.ndarray, "... states"]
 _CUT = 1e-12
-"""A sum over steps m ends, and its rigorous tail begins, where gamma^m falls below this."""
+"""Sums over m are truncated at gamma^m below this; a bound of the tail is added."""
 
 
 @dataclass(frozen=True)
 class Concentrability:
-    """First- and second-order discounted-average concentrability of a kernel."""
+    """First- and second-order discounted average concentrability of a kernel."""
 
     coefficients: Float[np.ndarray, "*batch horizon"]
     """c(0), c(1), ..."""
     first: Float[np.ndarray, "*batch"]
-    """C', an upper bound that exceeds the truth by at most its tail."""
+    """Upper bound of C', whose error is at most the tail."""
     second: Float[np.ndarray, "*batch"]
-    """C'', likewise."""
+    """Upper bound of C'', whose error is at most the tail."""
     reason: str | None = None
-    """Why the constants are infinite, where they are."""
+    """Why the constants are infinite, if they are."""
 
 
 def _check_distribution(weights: Distribution, name: str, states: int) -> None:
-    """Refuse what is not a distribution over the states."""
+    """Raise if the weights are not a distribution over the states."""
     if weights.shape[-1] != states:
         raise InputError(
-            f"{name}: {weights.shape[-1]} weights for {states} states; give one per state"
+            f"{name}: {weights.shape[-1]} weights for {states} states; pass one per state"
         )
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise InputError(f"{name}: weights must be finite and >= 0")
@@ -58,16 +58,16 @@ def concentrability(
     sigma: Float[np.ndarray, "..."],
     mu: Float[np.ndarray, "..."],
 ) -> Concentrability:
-    """c(m) exactly for as many m as matter, then a rigorous tail.
+    """Compute c(m), C' and C'' of a kernel.
 
     Parameters
     ----------
     kernel
-        P of the task for C'_t, of the MDP trained on for C''.
+        P of the task for C'_t, and of the training MDP for C''.
     sigma
-        Where performance is measured.
+        Distribution under which performance is measured.
     mu
-        Where errors are measured.
+        Distribution under which errors are measured.
 
     Examples
     --------
@@ -81,11 +81,11 @@ def concentrability(
     _check_distribution(sigma, "sigma", states)
     _check_distribution(mu, "mu", states)
     if not 0 < gamma < 1:
-        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
+        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount in it")
     horizon = math.ceil(math.log(_CUT) / math.log(gamma)) + 1
     lead = kernel.shape[:-3]
     reach = np.broadcast_to(np.eye(states), (*lead, states, states))
-    # mu(y) = 0 is harmless where y cannot be reached: 0/0 counts as 0, c/0 as infinity.
+    # mu(y) = 0 does no harm if y cannot be reached: 0/0 counts as 0, c/0 as infinity.
     inverse = np.divide(1.0, mu, out=np.full(mu.shape, np.inf), where=mu > 0)
     live = _reachable(kernel, sigma)
     coefficients, cap = [], np.zeros(())
@@ -102,7 +102,7 @@ def concentrability(
 
 
 def _reachable(kernel: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """Where sigma's paths can ever be: only from there does the tail start."""
+    """Return the states that paths from sigma can reach; only these enter the tail."""
     step = kernel.max(-2) > 0
     live = np.broadcast_to(sigma > 0, (*kernel.shape[:-3], kernel.shape[-1]))
     for _ in range(kernel.shape[-1]):
@@ -119,21 +119,19 @@ def _reason(c: np.ndarray, mu: np.ndarray) -> str | None:
         return None
     empty = sorted({int(place[-1]) for place in np.argwhere(mu == 0)})
     steps = int(np.argwhere(~np.isfinite(c))[:, -1].min())
-    when = (
-        "sigma itself has mass there" if steps == 0 else f"sigma's paths reach it in {steps} steps"
-    )
+    when = "sigma has mass there" if steps == 0 else f"paths from sigma reach it in {steps} steps"
     return (
-        f"mu has no mass on state {', '.join(map(str, empty))}, but {when}: the concentrability is "
-        "infinite and so is every bound built on it; give mu mass wherever sigma's paths can go"
+        f"mu has no mass on state {', '.join(map(str, empty))}, but {when}: the concentrability and every "
+        "bound built on it are infinite; give mu mass on every state that paths from sigma reach"
     )
 
 
 def stationary_constant(kernel: Kernel, mu: Distribution) -> float:
-    """C, the least with mu <= C rho^pi for every policy pi: max_x mu(x) / min_pi rho^pi(x).
+    """Return the smallest C with mu <= C rho^pi for every policy pi: max_x mu(x) / min_pi rho^pi(x).
 
-    The least stationary mass of x is the optimal average cost of the MDP whose cost is 1 in x and 0
-    elsewhere, found for all x at once by relative value iteration. Where some policy can avoid a
-    state that mu weighs, C is infinite.
+    The smallest stationary mass of x is the optimal average cost of the MDP whose cost is 1 in x and 0
+    elsewhere; relative value iteration computes it for all x at once. C is infinite if some policy avoids
+    a state with positive mu.
 
     Examples
     --------
@@ -145,14 +143,14 @@ def stationary_constant(kernel: Kernel, mu: Distribution) -> float:
     _check_distribution(mu, "mu", states)
     if (mu[_avoidable(kernel)] > 0).any():
         return math.inf
-    # Staying put half of the time changes no stationary distribution and removes periodicity.
+    # The lazy chain has the same stationary distributions and is aperiodic.
     lazy = 0.5 * (np.eye(states)[:, None, :] + kernel)
     relative = np.zeros((states, states))
     least = np.zeros(states)
     for _ in range(200_000):
         after = np.eye(states) + np.einsum("xaz,zy->xay", lazy, relative).min(1)
         change = after - relative
-        # The optimal average cost lies between the least and the largest change, at every sweep.
+        # The optimal average cost lies between the smallest and the largest change of every sweep.
         least = np.maximum(change.min(0), 0.0)
         relative = after - after.min(0)
         if (np.ptp(change, axis=0) < 1e-12).all():
@@ -163,30 +161,30 @@ def stationary_constant(kernel: Kernel, mu: Distribution) -> float:
 
 
 def _avoidable(kernel: Float[np.ndarray, "states actions states"]) -> np.ndarray:
-    """The states that some policy, from some start, never visits: their least stationary mass is 0."""
+    """Return the states that some policy never visits from some start; their smallest mass is 0."""
     states = kernel.shape[-1]
     safe = ~np.eye(states, dtype=bool)
     for _ in range(states):
-        # A start stays safe for y if an action leads, surely, to starts that are safe for y.
+        # A start stays safe for y if some action leads only to starts that are safe for y.
         leads_out = np.einsum("xaz,zy->xay", (kernel > 0).astype(int), (~safe).astype(int)) > 0
         safe = safe & ~leads_out.all(1)
     return np.asarray(safe.any(0))
 
 
 def contraction(kernel: Float[np.ndarray, "states actions states"]) -> float:
-    """Dobrushin's tau over all rows (x, a): half the largest L1 distance between two of them."""
+    """Return Dobrushin's coefficient tau: half the largest L1 distance between two rows (x, a)."""
     rows = kernel.reshape(-1, kernel.shape[-1])
     return float(0.5 * np.abs(rows[:, None] - rows[None]).sum(-1).max())
 
 
 ENUMERABLE = 20_000
-"""Policies up to this many are enumerated."""
+"""Largest number of policies to enumerate."""
 _AT_ONCE = 200_000
-"""Policies of all tasks together that are looked at in one piece."""
+"""Policies evaluated at once, over all tasks."""
 
 
 def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.ndarray, "*batch"]:
-    """Eps exactly: the largest ||d_t^pi||_mu over all deterministic policies.
+    """Return the exact eps: the largest ||d_t^pi||_mu over all deterministic policies.
 
     >>> one = MDP(np.ones((1, 1, 1)), np.zeros((1, 1)), 0.5)
     >>> other = MDP(np.ones((1, 1, 1)), np.ones((1, 1)), 0.5)
@@ -196,7 +194,7 @@ def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.n
     policies = every_policy(mdp.states, mdp.actions)
     lead = np.broadcast_shapes(task.reward.shape[:-2], mdp.reward.shape[:-2])
     policies = policies.reshape(len(policies), *(1,) * len(lead), mdp.states)
-    # All policies of many families at once would fill the memory.
+    # Evaluate in pieces to limit memory.
     pieces = np.array_split(policies, -(-len(policies) * math.prod(lead) // _AT_ONCE))
     largest = []
     for piece in pieces:
@@ -206,10 +204,10 @@ def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.n
 
 
 def distance_upper_bound(task: MDP, mdp: MDP, mu: Distribution) -> float:
-    """Eps from above, at a cost linear in the states and actions.
+    """Return an upper bound on eps that needs no enumeration of policies.
 
-    In each state, the worst action of the smaller of two bounds on |dR + gamma dP V|: V anywhere in
-    [V_lo, V_hi], or |dR| + gamma/2 ||dP||_1 span(V) with span(V) <= span(R) / (1 - gamma tau).
+    Each state uses its worst action and the smaller of two bounds on |dR + gamma dP V|: with V anywhere in
+    [V_lo, V_hi], and |dR| + gamma/2 ||dP||_1 span(V) with span(V) <= span(R) / (1 - gamma tau).
     """
     gamma = mdp.gamma
     gap_reward = task.reward - mdp.reward
@@ -227,14 +225,14 @@ def distance_upper_bound(task: MDP, mdp: MDP, mu: Distribution) -> float:
 
 @dataclass(frozen=True)
 class Distance:
-    """A task's eps, and whether it is exact or an upper bound."""
+    """The eps of a task, and whether it is exact or an upper bound."""
 
     value: float
     exact: bool
 
 
 def task_distance(task: MDP, mdp: MDP, mu: Distribution) -> Distance:
-    """Eps of one task from the MDP trained on: exact where A^S <= 20,000, else from above."""
+    """Return eps between a task and the training MDP, exact if A^S <= 20,000, else an upper bound."""
     _check_distribution(mu, "mu", mdp.states)
     if task.reward.shape != mdp.reward.shape or task.gamma != mdp.gamma:
         raise InputError(

@@ -1,8 +1,8 @@
-"""Least-squares policy iteration (LSPI) on finite MDPs, in the forms the theory needs.
+"""Least-squares policy iteration (LSPI) on finite MDPs, in the forms that the theory uses.
 
-Pathwise LSTD of V with a greedy step in the model, as in Theorem 1; the same from moves counted on the
-average MDP's policies, however they were sampled; and LSTD of Q with ridge on a finite MDP's counts. All
-run in float64 over any number of independent runs at once, and leave the caller's JAX settings alone.
+These are pathwise LSTD of V with a greedy step in the model, as in Theorem 1; the same from counted
+transitions; and LSTD of Q with ridge from counts. All run in float64 over any number of independent runs
+at once, without changing the caller's JAX settings.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from apportion.theory.mdp import MDP, Policy
 
 
 def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile and run in float64, give back NumPy arrays; the caller's precision stays as it was.
+    """Jit a function, run it in float64 and return NumPy arrays, without changing the JAX settings.
 
     >>> import jax.numpy as jnp
     >>> in_float64(lambda x: x / 3)(1.0).dtype, jnp.ones(1).dtype
@@ -39,7 +39,7 @@ def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
 def pathwise_lstd(
     features: Float[Array, "time dimension"], rewards: Float[Array, " time"], gamma: float
 ) -> Float[Array, " dimension"]:
-    """LSTD on one path: pinv(Phi' (Phi - gamma Phi+)) Phi' r, with nothing after the last sample.
+    """Compute LSTD on one path: pinv(Phi' (Phi - gamma Phi+)) Phi' r.
 
     Phi+ is Phi shifted by one with a zero last row, which makes the empirical operator a contraction.
     """
@@ -48,7 +48,7 @@ def pathwise_lstd(
 
 
 class PathResult(eqx.Module):
-    """LSPI in V-form: pi_0 .. pi_K and the clipped values of the first K of them."""
+    """Result of LSPI on V: the policies pi_0 .. pi_K and the clipped values of the first K."""
 
     policies: Int[np.ndarray, "*runs iterations_and_one states"]
     values: Float[np.ndarray, "*runs iterations states"]
@@ -65,12 +65,12 @@ def lspi_paths(
     iterations: int,
     key: PRNGKeyArray,
 ) -> PathResult:
-    """LSPI as Theorem 1 has it, on many MDPs at once.
+    """Run LSPI as in Theorem 1, on a stack of MDPs.
 
-    pi_k is greedy in the MDP with respect to the clipped value of pi_{k-1} (0 at first); its value is
-    LSTD's on a fresh stationary path of `length` samples of M^{pi_k}, clipped to +-V_max.
+    pi_k is greedy in the MDP with respect to the clipped value of pi_{k-1} (initially 0). Its value is the
+    LSTD estimate on a new stationary path of `length` samples of M^{pi_k}, clipped to +-V_max.
     """
-    # All draws at once: a generator under vmap takes many times longer to compile.
+    # Sample all random numbers here; a generator under vmap takes much longer to compile.
     draws = jax.random.uniform(key, (kernel.shape[0], iterations, length))
     phi = jnp.asarray(features)
 
@@ -91,7 +91,7 @@ def lspi_paths(
         last, (policies, values) = jax.lax.scan(iterate, jnp.zeros(reward.shape[0]), draws)
         return jnp.concatenate([policies, greedy(last)[None]]), values
 
-    # Arrays of NumPy as soon as they leave `in_float64`.
+    # `in_float64` converts these to NumPy arrays.
     found: Any = jax.vmap(one)(kernel, reward, draws)
     return PathResult(*found)
 
@@ -99,20 +99,20 @@ def lspi_paths(
 def _stationary_path(chain, draws):
     states = chain.shape[0]
     rho = jnp.linalg.solve((jnp.eye(states) - chain + 1).T, jnp.ones(states))
-    # Where each draw leads from every state: the walk itself is then one look-up a step. The last
-    # cumulative sum may round below 1, and is left out so that the state stays in range.
+    # The next state of every state for each draw, so that the scan is one look-up per step. The last
+    # cumulative sum can round below 1; omitting it keeps the state in range.
     leads = (draws[:, None, None] > jnp.cumsum(chain, -1)[:, :-1]).sum(-1)
     first = (draws[0] > jnp.cumsum(rho)[:-1]).sum()
 
     def step(state, lead):
         return lead[state], state
 
-    # The draw that chose the first state is used for no move.
+    # The draw of the first state is not used for a transition.
     return jax.lax.scan(step, first, jnp.roll(leads, -1, 0))[1]
 
 
 class FiniteResult(eqx.Module):
-    """LSPI in Q-form on a finite MDP."""
+    """Result of LSPI on Q."""
 
     action_values: Float[np.ndarray, "*runs states actions"]
     policy: Int[np.ndarray, "*runs states"]
@@ -128,10 +128,10 @@ def lspi_finite(
     iterations: int = 20,
     ridge: float = 1e-6,
 ) -> FiniteResult:
-    """LSTD-Q policy iteration from counts: visits, moves to each next state, and summed rewards.
+    """Run LSTD-Q policy iteration from counts of visits and transitions and from summed rewards.
 
-    On a finite MDP the counts hold everything LSTD-Q uses of the samples, for any features, and the
-    counts of a pool are the sums of its tasks' counts.
+    On a finite MDP these are sufficient statistics for any features, and those of a pool are the sums
+    over its tasks.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def _finite(visits, moves, rewards, features, gamma, ridge, iterations: int):
             following = greedy(theta)
             return theta, following, (following != policy).any(), iteration + 1
 
-        # Once the policy repeats, further iterations repeat too.
+        # If the policy does not change, later iterations do not change it either.
         start = jnp.zeros(flat.shape[1])
         carry = (start, greedy(start), jnp.array(True), 0)
         return jax.lax.while_loop(lambda c: c[2] & (c[3] < iterations), iterate, carry)[0]

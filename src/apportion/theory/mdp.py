@@ -1,8 +1,8 @@
-"""Finite MDPs, one or a stack of them: M = <X, A, R, P, gamma>, with V^pi, V* and rho^pi exactly.
+"""Finite MDPs M = <X, A, R, P, gamma> and stacks of them, with exact V^pi, V* and rho^pi.
 
-A family of tasks M_1..M_T is one `MDP` whose leading axis is the task; `average` is the MDP of
-Corollary 1, whose reward and kernel are the means over tasks. Everything is float64 NumPy and works
-over any number of leading axes at once.
+A family of tasks M_1..M_T is one `MDP` whose leading axis is the task. `average` is the MDP of Corollary 1,
+whose reward and kernel are the means over tasks. All functions use float64 NumPy and any number of leading
+axes.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class MDP:
     reward
         R[x, a].
     gamma
-        The discount, inside (0, 1).
+        Discount factor in (0, 1).
 
     Examples
     --------
@@ -48,7 +48,7 @@ class MDP:
 
     def __post_init__(self):
         if not 0 < self.gamma < 1:
-            raise InputError(f"gamma: {self.gamma} is outside (0, 1); choose a discount inside it")
+            raise InputError(f"gamma: {self.gamma} is outside (0, 1); choose a discount in it")
         for name, array in (("kernel", self.kernel), ("reward", self.reward)):
             if not np.isfinite(array).all():
                 raise InputError(
@@ -62,7 +62,7 @@ class MDP:
         if (self.kernel < 0).any():
             place = tuple(int(i) for i in np.argwhere(self.kernel < 0)[0])
             raise InputError(
-                f"kernel: entry {place} is {self.kernel[place]:.3g}; probabilities are >= 0"
+                f"kernel: entry {place} is {self.kernel[place]:.3g}; probabilities must be >= 0"
             )
         sums = self.kernel.sum(-1)
         if (np.abs(sums - 1) > 1e-8).any():
@@ -83,7 +83,7 @@ class MDP:
     def _require_family(self) -> None:
         if self.reward.ndim < 3:
             raise InputError(
-                "mdp: this is a single MDP, not a family; give the tasks a leading axis"
+                "mdp: this is a single MDP, not a family; stack tasks along a leading axis"
             )
 
     @property
@@ -107,12 +107,12 @@ class MDP:
         return np.asarray(self.reward_bound / (1 - self.gamma))
 
     def average(self) -> "MDP":
-        """The average MDP over the tasks, the last leading axis (Corollary 1)."""
+        """Return the average MDP over the tasks, the last leading axis (Corollary 1)."""
         self._require_family()
         return MDP(self.kernel.mean(-4), self.reward.mean(-3), self.gamma)
 
     def under(self, policy: Policy) -> tuple[Float[np.ndarray, "... states states"], Value]:
-        """P^pi and R^pi; leading axes of the policy broadcast against those of the MDP."""
+        """Return P^pi and R^pi; leading axes of policy and MDP are broadcast."""
         lead = np.broadcast_shapes(policy.shape[:-1], self.reward.shape[:-2])
         chosen = np.broadcast_to(policy, (*lead, self.states))[..., None]
         reward = np.broadcast_to(self.reward, (*lead, *self.reward.shape[-2:]))
@@ -123,40 +123,40 @@ class MDP:
         )
 
     def value(self, policy: Policy) -> Value:
-        """V^pi, solved exactly."""
+        """Return the exact V^pi."""
         kernel, reward = self.under(policy)
         return np.linalg.solve(np.eye(self.states) - self.gamma * kernel, reward[..., None])[..., 0]
 
     def backup(self, value: Value) -> Float[np.ndarray, "... states actions"]:
-        """R + gamma P V: what each action is worth when V follows."""
+        """Return the action values R + gamma P V."""
         return self.reward + self.gamma * np.einsum("...xay,...y->...xa", self.kernel, value)
 
     def greedy(self, value: Value) -> Policy:
-        """The policy that is greedy with respect to V; the first of equal actions."""
+        """Return the greedy policy with respect to V; ties go to the first action."""
         return self.backup(value).argmax(-1)
 
     def operator(self, policy: Policy, value: Value) -> Value:
-        """T^pi V."""
+        """Return T^pi V."""
         kernel, reward = self.under(policy)
         return reward + self.gamma * np.einsum("...xy,...y->...x", kernel, value)
 
     def optimal(self) -> tuple[Policy, Value]:
-        """pi* and V* by policy iteration, over all leading axes at once."""
+        """Return pi* and V* by policy iteration."""
         policy = self.reward.argmax(-1)
         while True:
             value = self.value(policy)
             action_values = self.backup(value)
             kept = np.take_along_axis(action_values, policy[..., None], -1)[..., 0]
-            # Only a real gain moves a state, so that rounding cannot make two equal actions alternate.
+            # The tolerance prevents that two equal actions alternate because of rounding.
             better = action_values.max(-1) > kept + 1e-12 * (1 + np.abs(kept))
             if not better.any():
                 return policy, value
             policy = np.where(better, action_values.argmax(-1), policy)
 
     def stationary(self, policy: Policy) -> Value:
-        """rho^pi, for policies whose chain has one recurrent class."""
+        """Return rho^pi, for policies whose chain has one recurrent class."""
         kernel, _ = self.under(policy)
-        # rho (I - P + 1 1') = 1' has rho as its only solution exactly when the class is unique.
+        # rho (I - P + 1 1') = 1' has the unique solution rho if and only if the class is unique.
         system = np.swapaxes(np.eye(self.states) - kernel + 1, -1, -2)
         if (np.linalg.cond(system) > 1e12).any():
             raise InputError(
@@ -166,17 +166,17 @@ class MDP:
         return np.linalg.solve(system, np.ones((*kernel.shape[:-1], 1)))[..., 0]
 
     def suboptimality(self, policy: Policy) -> Value:
-        """V* - V^pi, state by state."""
+        """Return V* - V^pi."""
         return self.optimal()[1] - self.value(policy)
 
 
 def every_policy(states: int, actions: int) -> Int[np.ndarray, "policies states"]:
-    """All A^S deterministic policies, as rows."""
+    """Return all A^S deterministic policies as rows."""
     return np.array(list(product(range(actions), repeat=states)))
 
 
 def norm(values: Value, weights: Value) -> Float[np.ndarray, "..."]:
-    """||f||_mu, the quadratic norm weighted by a distribution."""
+    """Return ||f||_mu, the quadratic norm weighted by a distribution."""
     return np.asarray(np.sqrt(np.einsum("...x,...x->...", weights, values**2)))
 
 
@@ -191,11 +191,11 @@ def random_family(
     runs: int | None = None,
     seed: int = 0,
 ) -> MDP:
-    """Random tasks at a controlled distance: (1 - spread) of a common MDP, and `spread` of their own.
+    """Sample random tasks, each a mixture of a common MDP and, with weight `spread`, one of its own.
 
-    Kernels' rows are Dirichlet, rewards uniform on [0, 1]. `spread` 0 gives T equal tasks, 1 gives
-    unrelated ones; `runs` adds a leading axis of independent families. The same seed draws the same
-    common and own parts at every spread, so that comparisons across spreads are paired.
+    Rows of kernels are Dirichlet and rewards uniform on [0, 1]. A spread of 0 gives equal tasks, 1 gives
+    unrelated tasks; `runs` adds a leading axis of independent families. For one seed, the common and own
+    parts are the same at every spread, so that comparisons across spreads are paired.
 
     >>> same = random_family(states=3, actions=2, tasks=4, spread=0.0, gamma=0.5)
     >>> float(np.ptp(same.reward, axis=0).max())

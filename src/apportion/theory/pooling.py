@@ -1,12 +1,12 @@
-"""Should these tasks be pooled? The trade-off of Theorem 1, measured on samples of finite tasks.
+"""Whether to pool tasks: the trade-off of Theorem 1, estimated from samples of finite tasks.
 
 With V the value learned on the pool, the backup r + gamma V(x') is averaged in every (x, a). The average
 of a task alone has the error of its own noise. The average of the pool has less noise, plus the task's
 distance d_t(x, a) = (T_t - T) V. Pooling is expected to help if pool error^2 + distance^2 is below single
 error^2; the horizon amplifies all three by the same factor, at most 2/(1 - gamma).
 
-Samples drawn here have independent and uniform state-action pairs, so that a pool of the tasks' samples
-is a sample of the average MDP; a pool of per-task trajectories would not be.
+The functions here sample independent and uniform state-action pairs, so that a pool of the tasks' samples
+is a sample of the average MDP; a pool of per-task trajectories is not.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Counts:
 
 
 def draw_counts(mdp: MDP, samples: int, *, noise: float = 0.1, rng: np.random.Generator) -> Counts:
-    """Draw `samples` independent transitions of each MDP of a stack, and count them.
+    """Sample `samples` independent transitions of each MDP of a stack and count them.
 
     >>> from apportion.theory.mdp import random_family
     >>> family = random_family(states=3, actions=2, tasks=4, spread=0.1, gamma=0.5)
@@ -51,7 +51,7 @@ def draw_counts(mdp: MDP, samples: int, *, noise: float = 0.1, rng: np.random.Ge
     """
     lead, pairs = mdp.reward.shape[:-2], mdp.states * mdp.actions
     visits = rng.multinomial(samples, np.full(pairs, 1 / pairs), lead).reshape(mdp.reward.shape)
-    # Rows sum to 1 only up to rounding, which NumPy refuses beyond the last entry.
+    # Rows sum to 1 only up to rounding, which `multinomial` does not accept.
     kernel = mdp.kernel / mdp.kernel.sum(-1, keepdims=True)
     moves = rng.multinomial(visits, kernel)
     shocks = noise * np.sqrt(visits) * rng.standard_normal(visits.shape)
@@ -72,10 +72,7 @@ class Transitions:
 
 
 def draw_transitions(family: MDP, samples: int, *, seed: int = 0) -> Transitions:
-    """Draw `samples` independent transitions of each task of a family.
-
-    Rewards have noise of deviation 0.1.
-    """
+    """Sample `samples` independent transitions of each task; rewards have noise of deviation 0.1."""
     rng = np.random.default_rng(seed)
     task = np.repeat(np.arange(len(family)), samples)
     state = rng.integers(0, family.states, task.size)
@@ -87,7 +84,7 @@ def draw_transitions(family: MDP, samples: int, *, seed: int = 0) -> Transitions
 
 
 def _pooled_value(rows: Transitions, gamma: float) -> Float[np.ndarray, " states"]:
-    """V of the best policy in the pool's empirical MDP; an action without a sample stays put."""
+    """Return V* of the pool's empirical MDP; an action without a sample keeps the state."""
     states = int(max(rows.state.max(), rows.next_state.max())) + 1
     actions = int(rows.action.max()) + 1
     pairs, pair = states * actions, rows.state * actions + rows.action
@@ -148,8 +145,8 @@ def _squared_errors(cells: _Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     within = np.where(
         freedom.sum(0) > 0, (freedom * variance).sum(0) / np.maximum(freedom.sum(0), 1), common
     )
-    # A cell without samples counts as if it had one. That understates its error, so the answer does not
-    # lean towards pooling.
+    # A cell without samples counts as one sample. This understates its error, so the answer is not
+    # biased towards pooling.
     own = within / np.maximum(n, 1)
     present = n > 0
     share = present / np.maximum(present.sum(0), 1)
@@ -162,13 +159,13 @@ def _squared_errors(cells: _Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The terms of the trade-off, in units of reward per step, and the answer they give."""
+    """Terms of the trade-off, in units of reward per step, and the resulting answer."""
 
     samples: Int[np.ndarray, " tasks"]
     distances: tuple[Estimate, ...]
     """eps_t of each task, corrected for its measurement noise, with a 95 % bootstrap interval."""
     distance: Estimate
-    """Root mean square of the tasks' distances: its interval is narrower than any task's."""
+    """Root mean square of the distances; its interval is narrower than that of any task."""
     single_errors: Float[np.ndarray, " tasks"]
     """Root mean square error of each task's own backups at its N."""
     pool_errors: Float[np.ndarray, " tasks"]
@@ -181,7 +178,7 @@ class Pooling:
 
     @property
     def answer(self) -> Answer:
-        """For the tasks on average: "unclear" if the interval of their distance allows both answers."""
+        """Answer for the average task; "unclear" if the interval of the distance allows both answers."""
         room = float(self.room.mean())
         if self.distance.high**2 < room:
             return "pool"
@@ -189,14 +186,14 @@ class Pooling:
 
     @property
     def crossovers(self) -> Float[np.ndarray, " tasks"]:
-        """The N per task beyond which each task is expected to do better alone."""
+        """Number of samples above which each task is expected to do better alone."""
         squared = np.array([distance.value for distance in self.distances]) ** 2
         with np.errstate(divide="ignore"):
             return np.where(squared > 0, self.samples * self.room / squared, np.inf)
 
 
 def should_pool(transitions: Transitions, *, gamma: float, resamples: int = 400) -> Pooling:
-    """Estimate the tasks' distances from their pool, and whether pooling is expected to help.
+    """Estimate the distances between tasks and their pool, and whether pooling is expected to help.
 
     Parameters
     ----------
@@ -210,7 +207,7 @@ def should_pool(transitions: Transitions, *, gamma: float, resamples: int = 400)
     Raises
     ------
     InputError
-        No state-action pair of any task has two samples, so the noise cannot be measured.
+        If no state-action pair of any task has two samples, so that the noise cannot be estimated.
 
     Examples
     --------
@@ -232,11 +229,11 @@ def should_pool(transitions: Transitions, *, gamma: float, resamples: int = 400)
     counts = cells.counts[0]
     if counts.max() < 2:
         raise InputError(
-            "transitions: no state-action pair of a task has two samples, so their noise cannot be "
-            "measured; round continuous states, or give more samples"
+            "transitions: no state-action pair of a task has two samples, so the noise cannot be "
+            "estimated; round continuous states, or pass more samples"
         )
     rng, again = np.random.default_rng(0), []
-    # A few resamples at a time, because each holds as many weights as there are samples.
+    # In blocks, because each resample has as many weights as there are samples.
     at_once = max(int(4e6) // samples, 1)
     for done in range(0, resamples, at_once):
         weights = rng.poisson(1.0, (min(at_once, resamples - done), samples)).astype(float)
@@ -252,10 +249,7 @@ def should_pool(transitions: Transitions, *, gamma: float, resamples: int = 400)
 
 
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: int) -> Estimate:
-    """A distance and its interval from its square, which may be negative because of noise.
-
-    The interval is that of the resamples; the number of tasks does not enter.
-    """
+    """Return a distance and its bootstrap interval from its square, which noise can make negative."""
     low, high = interval(resampled)
     ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)
     value, low, high = np.sqrt(ends).tolist()

@@ -36,7 +36,7 @@ def test_saved_settings_name_their_learner_and_refuse_those_of_the_other(setting
     kind = DOMAIN.variants[content["learner"]]
     assert from_mapping(content, kind, str(path)) == settings
     (other,) = set(DOMAIN.variants.values()) - {kind}
-    with pytest.raises(InputError, match="no setting is called|one of"):
+    with pytest.raises(InputError, match="there is no setting|one of"):
         from_mapping(content, other, str(path))
 
 

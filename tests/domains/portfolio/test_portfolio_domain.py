@@ -192,7 +192,7 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, set
     last = whole[0].results["chosen"]["updates"]
     seen = Watched("training")
     seen.act = lambda: seen.seen[-1][1] == last and interrupt()
-    with pytest.raises(Stopped, match=f"after step {last} of {last}, all saved"):
+    with pytest.raises(Stopped, match=f"after step {last} of {last}; all is saved"):
         start_run(place / "later", "portfolio", settings, DOMAIN.prepare(settings), seen)
     touched = resume_run(place / "later", DOMAIN.prepare(settings), Quiet())
     assert touched.results["net"] != whole[0].results["net"]

@@ -35,7 +35,6 @@ from apportion_charging.garage import make_physics
 from apportion_charging.mpc import MPC, simulate_mpc
 from apportion_charging.problem import CHANNELS, PolicySchedule
 from apportion_charging.schedulers import (
-    CLAIRVOYANT,
     HINDSIGHT,
     OPTIMUM,
     SCHEDULERS,
@@ -75,8 +74,6 @@ MEASURES = {
     "cost": "Value of the energy less its cost, a kWh of need,",
 }
 """What each objective is judged by."""
-_SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
-"""Schedules whose result is shown for each car of an example day."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +101,6 @@ class ChargingBacktest:
     worth_per_kwh: float = 0.0
     objective: str = "energy"
     """What the policy was trained for, and leads are in."""
-    promise_kwh: float | None = None
-    """Promised to each car; otherwise 80 % of its need."""
     fingerprint: str | None = None
     """Of the garage's description, where it was tested as a whole."""
 
@@ -127,6 +122,12 @@ class ChargingBacktest:
         (mine, unit), (others, _) = (self.daily(name, self.objective) for name in (POLICY, other))
         return clustered_ratio((mine - others, unit))
 
+    @property
+    def best_rule(self) -> str:
+        """The schedule without hidden values that is best by the policy's objective here, in hindsight."""
+        rules = [name for name in self.drawn_kwh if name not in (POLICY, *HINDSIGHT)]
+        return max(rules, key=lambda name: float(self.daily(name, self.objective)[0].sum()))
+
     def daily(self, name: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """What a schedule is worth by an objective on each day, and what that is a share of: kWh drawn and
         needed; Jain's index and garages; cars that left with what they were promised and all; what the
@@ -138,10 +139,8 @@ class ChargingBacktest:
         if objective == "fair":
             return self._jain(name).sum(0), (need > 0).any((2, 3)).sum(0)
         if objective == "promise":
-            part, kwh = _SHORT_SHARE * need, self.promise_kwh
-            promised = part if kwh is None else np.minimum(kwh, need)
             # To a thousandth: energies are sums in single precision.
-            kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
+            kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * _SHORT_SHARE * need)
             return kept.sum((0, 2, 3)), (need > 0).sum((0, 2, 3))
         return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0), self.by_day()
 
@@ -297,7 +296,6 @@ def backtest_schedules(
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     mpc: bool = False,
     objective: str = "energy",
-    promise_kwh: float | None = None,
     seed: int = 0,
 ) -> ChargingBacktest:
     """Run a policy and every scheduler over days that have predictions (`add_forecasts`).
@@ -314,7 +312,7 @@ def backtest_schedules(
         Those beside the policy.
     mpc
         Whether model-predictive control is one of them: it plans some tens of days a second.
-    objective, promise_kwh
+    objective
         What the policy was trained for.
     """
     garage, stations = days.garage, len(days.stations)
@@ -349,7 +347,6 @@ def backtest_schedules(
         cost=cost,
         worth_per_kwh=0.0 if prices is None else prices.worth_per_kwh,
         objective=objective,
-        promise_kwh=promise_kwh,
     )
 
 
@@ -375,11 +372,9 @@ def check_facts(saved: Mapping[str, Any]) -> None:
     until, seen = saved.get("until", {}), saved.get("trained_on", {})
     size, recall = saved.get("task_size", 1), saved.get("recall", False)
     channels = saved.get("channels", CHANNELS)
-    objective, promise = saved.get("objective", "energy"), saved.get("promise_kwh")
+    objective = saved.get("objective", "energy")
     sound = {
         f"objective {objective!r}": objective in OBJECTIVES,
-        f"promise_kwh {promise!r}": promise is None
-        or (type(promise) in (int, float) and promise > 0),
         "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
         "trained_on": isinstance(seen, Mapping)
         and all(
@@ -410,7 +405,6 @@ def backtest_saved(
     tasks: int = 8,
     embedded: bool = False,
     timezone: str | None = None,
-    unseen: bool = False,
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     optimum: bool = True,
     mpc: bool = False,
@@ -452,7 +446,7 @@ def backtest_saved(
     everything = Days.of(
         frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
     )
-    until = None if unseen else find_site(saved.get("until", {}), name)
+    until = find_site(saved.get("until", {}), name)
     if until is not None and start is None:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
     elif until is not None and as_day(str(start)) <= as_day(until):
@@ -461,32 +455,31 @@ def backtest_saved(
             "about days to come",
             stacklevel=2,
         )
-    known = set(find_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
-    places = [i for i, station in enumerate(everything.stations) if station not in known]
     if past_alone:
         end = str(everything.over)
     tested = everything.between(start, end)
     size = saved.get("task_size", 1) if stations is None else stations
-    is_described = whole and stations is None and capacity is None and not unseen
+    is_described = whole and stations is None and capacity is None
+    most = len(everything.stations)
     if whole and stations is None:
         # The garage as it is described, behind its own feeder.
-        size, tasks = len(places), 1
+        size, tasks = most, 1
         capacity = f"{description.capacity_kw}kW" if capacity is None else capacity
-    if not 1 <= size <= len(places):
+    if not 1 <= size <= most:
         raise InputError(
-            f'stations {size}: site "{everything.site}" has {len(places)} to choose from; give '
+            f'stations {size}: site "{everything.site}" has {most} to choose from; give '
             "--stations from 1 to that"
         )
     capacity = 0.15 if capacity is None else capacity
     _parse_feeders(capacity, np.ones(1))
     predictor = Predictor.from_dict(saved.get("predictor", {}))
-    drawn = np.asarray(places)[np.unique(_draw_garages(len(places), size, tasks))]
+    drawn = np.unique(_draw_garages(most, size, tasks))
     days = add_forecasts(
         everything, predictor, saved.get("recall", False), only=tested, stations=drawn
     )
     found = backtest_schedules(
         policy,
-        days.at(places),
+        days,
         capacity=capacity,
         task_size=size,
         tasks=tasks,
@@ -494,7 +487,6 @@ def backtest_saved(
         optimum=optimum,
         mpc=mpc,
         objective=objective,
-        promise_kwh=saved.get("promise_kwh"),
     )
     return replace(found, fingerprint=description.fingerprint if is_described else None)
 
@@ -619,45 +611,24 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     return PolicySchedule(load_policy(name), spare), about.get("until", {})
 
 
-def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
-    """Return the day of largest need: power by station and period, and the result of each car.
+def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> pd.DataFrame:
+    """Return the kW that each station draws on the day of largest need, a row for each period.
 
-    `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
-    `cars` a row for each car: when it was there, what it needed, what each schedule gave it.
+    Periods before the first and after the last car that draws are left out.
     """
     need = test.need_kwh.sum((2, 3))
     task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))
     members, capacity, physics = test.members[task], float(test.capacity_kw[task]), days.physics
     garage = jax.tree.map(lambda x: x[day, members], days.garage)
-    wiring = days.wiring.at(members)
     own = PolicySchedule(policy, spare=not physics.fill)
-    _, kwh = walk_day(garage, wiring, own, jnp.float32(capacity), physics)
+    _, kwh = walk_day(garage, days.wiring.at(members), own, jnp.float32(capacity), physics)
     drawn = np.asarray(kwh) / physics.period_hours
-
-    def clock(periods: np.ndarray, form: str) -> pd.Index:
-        minutes = pd.to_timedelta(periods * round(60 * physics.period_hours), unit="min")
-        return pd.DatetimeIndex(pd.Timestamp(days.dates[day]) + minutes).strftime(form)
-
-    names = [days.stations[place] for place in members]
-    power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
+    minutes = np.arange(physics.periods) * round(60 * physics.period_hours)
+    times = pd.Timestamp(days.dates[day]) + pd.to_timedelta(minutes, unit="min")
+    names = pd.Index([days.stations[place] for place in members])
+    power = pd.DataFrame(drawn, columns=names).assign(
         unused=np.maximum(capacity - drawn.sum(1), 0.0)
     )
-    power.insert(0, "time", clock(np.arange(physics.periods), "%Y-%m-%d %H:%M"))
+    power.insert(0, "time", pd.DatetimeIndex(times).strftime("%Y-%m-%d %H:%M"))
     active = np.flatnonzero(drawn.sum(1) > 0)
-    if len(active):
-        power = power.iloc[max(active[0] - 2, 0) : active[-1] + 3]
-
-    needed = test.need_kwh[task, day].astype(float)
-    there = np.nonzero(needed)
-    columns = {
-        "station": [names[place] for place in there[0]],
-        "from": clock(garage.arrival[there], "%H:%M"),
-        "to": clock(garage.departure[there], "%H:%M"),
-        "needed kWh": needed[there].round(1),
-    }
-    for name in _SHOWN:
-        if name in test.drawn_kwh:
-            shares = test.drawn_kwh[name][task, day][there] / needed[there]
-            columns[name] = [f"{share:.0%}" for share in shares]
-    cars = pd.DataFrame(columns).sort_values(["from", "to", "station"], ignore_index=True)
-    return {"power": power, "cars": cars}
+    return power.iloc[max(active[0] - 2, 0) : active[-1] + 3] if len(active) else power

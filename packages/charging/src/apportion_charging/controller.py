@@ -8,9 +8,9 @@ baseline if the policy fails. Its state survives a restart.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from apportion.runs.files import write_json
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_about
 from apportion.runs.settings import suggest
+from apportion_charging import clock
 from apportion_charging.backtest import check_facts
 from apportion_charging.days import Days, make_stations
 from apportion_charging.forecasts import EarlierDays, Predictor
@@ -42,16 +43,17 @@ from apportion_charging.garage import (
     offer,
     see,
 )
+from apportion_charging.limits import LiveLimits
 from apportion_charging.problem import PolicySchedule
 from apportion_charging.schedulers import find_scheduler
-from apportion_charging.site import Site, is_number
+from apportion_charging.site import Site, find_single_phase, is_number
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
-FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
+FIELDS = ("id", "plugged", "full", "fixed_a", "currents_a", *_NUMBERS, *_TIMES)
 _LONGEST_GAP_HOURS = 24.0
 """After a longer gap between two calls the meter values are not used for learning."""
 _NO_ZONE_WARNING = "a time has a zone but the site has none; the site's clock is assumed to be UTC"
@@ -115,6 +117,8 @@ class _Car:
     """The offer that the station has in force, if it differs from the last answer."""
     max_kw: float | None = None
     full: bool | None = None
+    currents_a: list[float] | None = None
+    """On each phase of the site."""
 
 
 def read_now(path: Path) -> dict[str, Any]:
@@ -178,11 +182,11 @@ class Controller:
         self._fresh = self._known = jax.tree.map(np.asarray, initial_state(self._stations))
         self._time: datetime | None = None
         self._path = state
+        self._one_phase: dict[str, int] = {}
+        """Stations whose car uses one phase of the site alone."""
         self.seen: dict[str, _Car] = {}
-        self.capacity_kw = site.capacity_kw
-        """The cars of the last call, and the feeder's power."""
-        self.limits = site.wiring().limit
-        """Limits in force, as in `Site.wiring`; `serve` lowers them."""
+        """The cars of the last call."""
+        self.limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
         # Compile everything before the first call, the policy even if trust is 0.
         self.trust = 1.0
         self._learn({}, self._physics.period_hours)
@@ -236,24 +240,26 @@ class Controller:
         Parameters
         ----------
         now
-            `time` (the site's clock, or with a zone), `capacity_kw` if it differs from the site's own, and
+            `time` (the site's clock, or with a zone), `capacity_kw` if the feeder's power changes, and
             `stations`: for each `id`, `plugged`, `arrival`, `stated_departure`, `requested_kwh`,
             `delivered_kwh` so far, and `drawn_kw`, the mean since the last call. Unknown values are null or
             absent. Optional: `full`, whether the car has all it wants; `offered_a`, the offer that the
             station has in force; `max_kw`, the car's stated maximum; `fixed_a`, what the station may draw
-            regardless of offers, because it does not accept them. The controller reserves the last
-            offer of a station that is absent from the list.
+            regardless of offers, because it does not accept them; `currents_a`, what the car draws on each
+            of the site's three phases. The controller reserves the last offer of a station that is absent
+            from the list.
         """
         warnings: list[str] = []
-        time, stated, cars, silent, fixed = self._read(now, warnings)
-        capacity = min(stated, float(self.limits[0]))
+        time, cars, silent, fixed, held = self._read(now, warnings)
+        limits = self.limits.in_force()
+        capacity = float(limits[0])
         hours = 0.0 if self._time is None else (time - self._time).total_seconds() / 3600
-        self._meet(cars, silent)
+        self._meet(cars, silent, held)
         self._learn(cars, hours if 0 < hours <= _LONGEST_GAP_HOURS else 0.0)
         kept = np.where(np.isnan(fixed), self._known.offered_a, fixed)
         reserved = np.where(silent, kept, 0.0)
         left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
-        limit_a = np.minimum(self._stations.limit_a, self.limits[1:])
+        limit_a = np.minimum(self._stations.limit_a, limits[1:])
         left_a = np.maximum(limit_a - self._stations.load @ reserved, 0.0)
         amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
         # A silent station may not receive a lower offer, so its last one stays reserved.
@@ -261,7 +267,7 @@ class Controller:
         self._known = replace(self._known, offered_a=_single(offered))
         fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
         answer = np.where(silent, np.where(fits, reserved, 0.0), amperes)
-        self._time, self.seen, self.capacity_kw = time, cars, stated
+        self._time, self.seen = time, cars
         if self._path is not None:
             try:
                 write_json(self._path, self.state())
@@ -304,8 +310,10 @@ class Controller:
                 warnings.append(f"the policy failed ({error}); {self.baseline} decided")
         return np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float), decided_by
 
-    def _meet(self, cars: Mapping[str, _Car], silent: np.ndarray) -> None:
-        """Update the arrivals, and reset the state of each station whose car has changed."""
+    def _meet(
+        self, cars: Mapping[str, _Car], silent: np.ndarray, held: Mapping[str, _Car | None]
+    ) -> None:
+        """Update arrivals and phases, and reset the state of each station whose car has changed."""
         arrivals = [
             before if is_silent else getattr(cars.get(name), "arrival", None)
             for name, before, is_silent in zip(self._names, self._arrivals, silent, strict=True)
@@ -316,6 +324,16 @@ class Controller:
             lambda old, new: np.where(stays, old, new), self._known, self._fresh
         )
         self._arrivals = arrivals
+        before, stay = self._one_phase, dict(zip(self._names, stays, strict=True))
+        known = {name: phase for name, phase in before.items() if stay[name] and name not in held}
+        for name, car in (*cars.items(), *held.items()):
+            currents = None if car is None else car.currents_a
+            phase = None if currents is None else find_single_phase(currents)
+            if phase is not None and len(self.site.stations[name].phases) > 1:
+                known[name] = phase
+        self._one_phase = {name: phase for name, phase in known.items() if phase}
+        if self._one_phase != before:
+            self._stations = make_stations(self.site, self._one_phase)
 
     def _values(
         self, cars: Mapping[str, _Car], field: str, since: datetime | None = None
@@ -394,11 +412,11 @@ class Controller:
 
     def _read(
         self, now: Any, warnings: list[str]
-    ) -> tuple[datetime, float, dict[str, _Car], np.ndarray, np.ndarray]:
+    ) -> tuple[datetime, dict[str, _Car], np.ndarray, np.ndarray, dict[str, _Car | None]]:
         """Validate a statement; append a warning for each invalid value.
 
-        Returns the time, the feeder's power, the cars, which stations take no offer now (absent or with
-        `fixed_a`), and each `fixed_a` or NaN.
+        Returns the time, the cars, which stations take no offer now (absent or with `fixed_a`), each
+        `fixed_a` or NaN, and the cars at stations with `fixed_a`.
         """
         if not isinstance(now, Mapping):
             warnings.append("now is not a JSON object; all offers stay")
@@ -410,58 +428,43 @@ class Controller:
             time = second if second is not None and second >= self._time else time
         if time is None:
             zone = self.site.timezone
-            wall = datetime.now(UTC if zone else None).replace(microsecond=0)
+            wall = clock.now_utc().replace(microsecond=0)
+            wall = wall if zone else wall.astimezone().replace(tzinfo=None)
             time = _to_standard_time(wall, zone) if self._time is None else self._time
             warnings.append(f"time is missing; {time} is assumed")
-        capacity, own = now.get("capacity_kw"), self.site.capacity_kw
-        if capacity is None:
-            capacity = own
-        elif not is_number(capacity) or capacity < 0:
-            warnings.append(f"capacity_kw is {_shown(capacity)}; the site's own {own:g} kW is used")
-            capacity = own
-        elif capacity > own * (1 + 1e-6):
-            warnings.append(
-                f"capacity_kw is {capacity:g}, above the site's own {own:g} kW, which is used"
-            )
-            capacity = own
+        if "capacity_kw" in now:
+            try:
+                self.limits.set_capacity(now["capacity_kw"])
+            except InputError as error:
+                warnings.append(str(error))
         stations = now.get("stations")
         if not isinstance(stations, list):
             warnings.append("stations is not a list; all offers stay")
             stations = []
         cars: dict[str, _Car] = {}
-        listed, strange, fixed = set(), 0, np.full(len(self._names), np.nan)
-        for number, station in enumerate(stations):
+        warnings += warn_of_unknown(stations, self._places)
+        listed, held, fixed = set(), {}, np.full(len(self._names), np.nan)
+        for station in stations:
             name = str(station.get("id")) if isinstance(station, Mapping) else None
             if name is None or name not in self._places:
-                strange += 1
-                if strange <= _MAX_NAMED_STATIONS:
-                    shown = name or str(number)
-                    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-                    # Escape what cannot be encoded; search a bounded number of names.
-                    shown = shown.encode("utf-8", "backslashreplace").decode()
-                    warnings.append(
-                        f"station {shown} is not one of the site; it is ignored"
-                        f"{suggest(name or '', self._names[:1000])}"
-                    )
-            elif name in listed:
+                continue
+            if name in listed:
                 warnings.append(f"station {name} is listed twice; the first entry counts")
             else:
                 listed.add(name)
                 car = self._car(name, station, time, warnings)
                 if (still := station.get("fixed_a")) is not None:
                     place = self._places[name]
-                    if not is_number(still) or not 0 <= still <= self._stations.max_a[place]:
+                    if not is_number(still) or still < 0:
                         warnings.append(
                             f"station {name}: fixed_a is {_shown(still)}; its cable's limit counts"
                         )
                         still = self._stations.max_a[place]
-                    fixed[place] = still
+                    fixed[place], held[name] = still, car
                 elif car is not None:
                     cars[name] = car
-        if strange > _MAX_NAMED_STATIONS:
-            warnings.append(f"{strange - _MAX_NAMED_STATIONS} more stations are not of the site")
         takes_offers = np.array([name in listed for name in self._names]) & np.isnan(fixed)
-        return time, float(capacity), cars, ~takes_offers, fixed
+        return time, cars, ~takes_offers, fixed, held
 
     def _car(
         self, name: str, station: Mapping[str, Any], time: datetime, warnings: list[str]
@@ -512,7 +515,13 @@ class Controller:
         if full is not None and not isinstance(full, bool):
             warnings.append(f"{what}: full is {_shown(full)}; it is left out")
             full = None
-        return _Car(arrival, full=full, **found)
+        currents = station.get("currents_a")
+        if currents is not None and not (
+            isinstance(currents, list) and len(currents) == 3 and all(map(is_number, currents))
+        ):
+            warnings.append(f"{what}: currents_a is {_shown(currents)}; give three numbers")
+            currents = None
+        return _Car(arrival, full=full, currents_a=currents, **found)
 
     def _moment(self, value: Any, what: str, warnings: list[str], fold: int = 0) -> datetime | None:
         """Parse a time into the site's standard time; None with a warning if it is invalid."""
@@ -539,28 +548,48 @@ class Controller:
                 known = {
                     f.name: getattr(self._known, f.name)[place].item() for f in fields(GarageState)
                 }
-                stations[name] = {"arrival": str(arrival), **known}
-        return {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
+                one = {"phase": self._one_phase.get(name)}
+                stations[name] = {"arrival": str(arrival), **one, **known}
+        return {"time": str(self._time), "stations": stations}
 
     def restore(self, content: Any, source: str = "state") -> None:
-        """Continue from what `state` returned; raise InputError if it is invalid or another site's."""
-        if not isinstance(content, Mapping) or content.get("site") != self.site.fingerprint:
-            raise InputError(
-                f"{source}: it belongs to another site; remove it, or name another file"
-            )
+        """Continue from what `state` returned, by the names of stations; InputError if it is invalid."""
         try:
             arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(GarageState)}
-            for name, kept in content["stations"].items():
+            kept = {name: x for name, x in content["stations"].items() if name in self._places}
+            for name, car in kept.items():
                 place = self._places[name]
-                self._arrivals[place] = datetime.fromisoformat(kept["arrival"])
+                self._arrivals[place] = datetime.fromisoformat(car["arrival"])
                 for field, values in arrays.items():
-                    values[place] = kept[field]
+                    values[place] = car[field]
             if not all(np.isfinite(values).all() for values in arrays.values()):
                 raise ValueError
+            arrays["limit_a"] = np.fmin(arrays["limit_a"], self._stations.max_a)
+            phases = {name: car.get("phase") for name, car in kept.items()}
+            wired = {name: station.phases for name, station in self.site.stations.items()}
+            self._one_phase = {
+                n: p for n, p in phases.items() if p in wired[n] and len(wired[n]) > 1
+            }
+            self._stations = make_stations(self.site, self._one_phase)
             self._time = datetime.fromisoformat(content["time"])
             self._known = GarageState(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a valid controller state; remove it") from None
+
+
+def warn_of_unknown(stations: list[Any], known: Collection[str]) -> list[str]:
+    """Return a sentence for each listed station that the site does not have, up to a few."""
+    names = [str(one.get("id")) if isinstance(one, Mapping) else f"{one!r}" for one in stations]
+    unknown = [name for name in names if name not in known]
+    warnings = []
+    for name in unknown[:_MAX_NAMED_STATIONS]:
+        # Escape what cannot be encoded; search a bounded number of names.
+        shown = name[:60].encode("utf-8", "backslashreplace").decode()
+        near = suggest(name[:60], list(known)[:1000])
+        warnings.append(f"station {shown} is not one of the site; it is ignored{near}")
+    if more := len(unknown) - len(warnings):
+        warnings.append(f"{more} more stations are not of the site")
+    return warnings
 
 
 @lru_cache(256)

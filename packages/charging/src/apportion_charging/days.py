@@ -6,7 +6,7 @@ could not have taken it in those periods. Days are 24 hours of the zone's standa
 have no effect; days without a car are absent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -57,8 +57,6 @@ class Days:
     """Arrays of NumPy (days, stations, sessions)."""
     physics: Physics = REAL
     prices: Tariff | None = None
-    left_out: str = ""
-    """What quiet days left out, in words; nothing where none were."""
 
     @classmethod
     def of(
@@ -100,20 +98,12 @@ class Days:
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
         days = cls(site, dates, names, wiring, garage, physics, description.prices)
         busy = garage.begins.sum((1, 2)) >= quiet * len(names)
-        if busy.all():
-            return days
         if not busy.any():
             raise InputError(
                 f'site "{site}": none of its {len(dates)} days has {quiet:g} sessions a station; give '
                 "more sessions, or a smaller --quiet-days"
             )
-        quiet_garage = jax.tree.map(lambda x: x[~busy], garage)
-        begins = quiet_garage.begins
-        said = (
-            f"{count(int((~busy).sum()), 'quiet day')} with {count(int(begins.sum()), 'session')} and "
-            f"{(quiet_garage.need_kwh * begins).sum():,.0f} kWh left out"
-        )
-        return replace(days._chosen(busy), left_out=said)
+        return days if busy.all() else days._chosen(busy)
 
     def __len__(self) -> int:
         return len(self.dates)
@@ -176,14 +166,14 @@ class Days:
             f"{self.site}: {count(len(self), 'day')} from {self.dates[0]} to {self.dates[-1]}, "
             f"{count(len(self.stations), 'station')}, needed {needed:,.0f} kWh in "
             f"{count(int(begins.sum()), 'session')}"
-            + (f"; {self.left_out}" if self.left_out else "")
         )
 
 
-def make_stations(description: Site) -> Stations:
-    """Convert a site's wiring to arrays in single precision."""
-    wiring = description.wiring()
-    phases = np.array([len(station.phases) for station in description.stations.values()])
+def make_stations(description: Site, one_phase: Mapping[str, int] | None = None) -> Stations:
+    """Convert a site's wiring to arrays in single precision; `one_phase` as in `Site.wiring`."""
+    wiring, single = description.wiring(one_phase), one_phase or {}
+    own = {name: len(station.phases) for name, station in description.stations.items()}
+    phases = np.array([1 if name in single else number for name, number in own.items()])
     own, above = (wiring.max_a, wiring.min_a, phases, wiring.kw_per_a), (wiring.load, wiring.limit)
     return Stations(*(np.asarray(x, np.float32) for x in (*own, *(x[1:] for x in above))))
 

@@ -1,6 +1,6 @@
 """Charging as a domain of apportion: its options and commands."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from apportion.certify.certificate import Gains
     from apportion.problem import Problem
-    from apportion.report.page import Plot, Section
+    from apportion.report.page import Section
     from apportion.runs.folder import Run
     from apportion.runs.progress import Progress
     from apportion.runs.runner import PreparedJob
@@ -71,8 +71,6 @@ class ChargingBacktestOptions(_GarageOptions):
     """First day, such as 2019-01-01; by default the day after the last one trained on."""
     end: str | None = None
     """Last day; by default the last in the file."""
-    unseen: bool = False
-    """Only stations that were not trained on; then all days by default."""
     mpc: bool = False
     """Model-predictive control beside the others, which plans some tens of days a second."""
 
@@ -105,8 +103,6 @@ class ChargingCheckOptions:
     """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
-    quiet_days: float = 0.0
-    """Say what training leaves out if days with fewer sessions a station are."""
 
 
 class _ChargingDomain(Domain):
@@ -185,21 +181,10 @@ class _ChargingDomain(Domain):
 
     def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
         from apportion_charging.sessions import inspect_sessions
-        from apportion_charging.site import describe_inferred_rates, describe_sites
 
-        embedded = options.sessions is None
-        found = inspect_sessions(
+        return inspect_sessions(
             options.sessions, timezone=options.timezone, columns=options.columns
         )
-        sites = describe_sites(found.frame, embedded=embedded)
-        notes = [*found.notes, *([] if embedded else describe_inferred_rates(sites))]
-        if options.quiet_days > 0:
-            from apportion_charging.days import Days
-
-            for name, site in sites.items():
-                days = Days.of(found.frame, name, site, quiet=options.quiet_days)
-                notes.append(f"{name}: {days.left_out or 'no day is quiet'}")
-        return replace(found, notes=notes)
 
     def demo(self) -> ChargingSettings:
         """2019 at two sites, tested at stations it never saw and on 2021."""
@@ -223,28 +208,17 @@ class _ChargingDomain(Domain):
         return Charging.of([add_forecasts(days, Predictor.fit(days), recall=True)])
 
     def sections(self, folder: Path) -> "list[Section]":
-        """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""
+        """Every scheduler in each test."""
         from apportion.report.page import Section, Table
         from apportion.report.plots import read_table
 
-        kw, cars = read_table(folder, "power", indexed=True), read_table(folder, "cars")
-        schedules, found = read_table(folder, "schedules"), []
-        if kw is not None:
-            parts: list[Any] = [draw_power(kw)]
-            if cars is not None:
-                about = (
-                    "What each car left with, as a share of what it needed, under each schedule."
-                )
-                parts.append(Table("Who left with what", cars, about))
-            lead = "The busiest day of the last test, and the learned policy at work on it."
-            found.append(Section("One day", parts, lead))
-        if schedules is not None:
-            tables = [
-                Table(str(name), _shown(rows))
-                for name, rows in schedules.groupby("test", sort=False)
-            ]
-            found.append(Section("Against the schedulers that garages use", tables, _SCHEDULES))
-        return found
+        schedules = read_table(folder, "schedules")
+        if schedules is None:
+            return []
+        tables = [
+            Table(str(name), _shown(rows)) for name, rows in schedules.groupby("test", sort=False)
+        ]
+        return [Section("Against the schedulers that garages use", tables, _SCHEDULES)]
 
 
 DOMAIN = _ChargingDomain()
@@ -290,33 +264,6 @@ def _read_own(
     zone = find_zone([options.site] if options.site else sites or (), options.timezone)
     usual = trained.get("timezone")
     return read_sessions(path, timezone=zone, usual_zone=usual, columns=columns or ()), False
-
-
-def draw_power(kw: "pd.DataFrame") -> "Plot":
-    """Stacked area: a row for each period, a column for each station and one unused."""
-    import pandas as pd
-
-    from apportion.report.plots import lines
-
-    stations = kw.drop(columns="unused")
-    order = stations.sum().sort_values(ascending=False).index
-    feeder = float(kw.sum(axis=1).max())
-    first, second = pd.to_datetime(kw.index[:2].astype(str))
-    kwh = kw.sum() * ((second - first) / pd.Timedelta(hours=1))
-    words = (
-        f"{len(order)} stations behind a feeder of {feeder:.1f} kW drew {kwh[order].sum():.0f} kWh "
-        f"together; {order[0]} drew most, {kwh[order[0]]:.1f} kWh, and "
-        f"{kwh['unused']:.0f} kWh of the time shown stayed unused."
-    )
-    title, axis = "A day's power, as it was shared", {"title": "power (kW)", "kind": "number"}
-    power = stations[order].assign(**{"the feeder": feeder})
-    plot = lines(title, words, power, axis, first=("the feeder",), drawn=order)
-    limit, *curves = plot.data
-    areas = [
-        curve | {"stackgroup": "stations", "line": curve["line"] | {"shape": "hv", "width": 0}}
-        for curve in curves
-    ]
-    return replace(plot, data=[*areas, limit])
 
 
 def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":

@@ -2,26 +2,39 @@
 
 A live limit is in force until its time to live ends, and never above the site's own. Then, and until the
 first one arrives, the safe limit of the site file applies. Without a safe limit the last live one stays.
+`capacity_kw` of a request is a live limit of the feeder, too, whose end never raises it.
 """
 
 import json
 import logging
 import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from apportion.errors import InputError, reading
 from apportion.runs.files import write_json
 from apportion.runs.settings import suggest
+from apportion_charging import clock
 from apportion_charging.site import Site, is_number
 
 _LONGEST_TTL_SECONDS = 86400.0
+_NEVER = 1e12
+"""A time that does not come."""
 
 _log = logging.getLogger("apportion.charging")
+
+
+class _Live(NamedTuple):
+    """A live limit."""
+
+    limit: float
+    since: float
+    until: float
+    falls: bool = False
+    """Whether its end can only lower it."""
 
 
 class LiveLimits:
@@ -37,17 +50,16 @@ class LiveLimits:
 
     def __init__(self, site: Site, path: Path | None = None):
         wiring = site.wiring()
-        self._volts, self._path = site.volts, path
+        self._volts, self._path, self._ttl = site.volts, path, site.capacity_ttl_s
         self._own = dict(zip(wiring.names, wiring.limit.tolist(), strict=True))
         self._safe = self._convert(site.safe_limits())
-        self._live: dict[str, tuple[float, float, float]] = {}
-        """Limit, when it was set, and until when it is valid."""
+        self._live: dict[str, _Live] = {}
         if path is not None and path.exists():
             with reading(path, "remove it to start without live limits"):
                 kept = json.loads(path.read_text(encoding="utf-8"))
                 for name in self._own.keys() & kept.keys():
-                    limit, since, until = map(float, kept[name])
-                    self._live[name] = (limit, since, until)
+                    limit, since, until = map(float, kept[name][:3])
+                    self._live[name] = _Live(limit, since, until, bool(kept[name][3]))
 
     def set(self, body: Mapping[str, Any]) -> None:
         """Set the limits that a request names; an InputError changes nothing."""
@@ -56,8 +68,23 @@ class LiveLimits:
             raise InputError("ttl_s must be a number of seconds, above 0 and at most 86400")
         if not isinstance(limits, Mapping) or not 0 < len(limits) <= 2 * len(self._own):
             raise InputError('limits must be an object, such as {"feeder L1": {"a": 32}}')
-        now, found = time.time(), self._convert(limits)
-        self._live |= {name: (limit, now, now + ttl) for name, limit in found.items()}
+        now, found = clock.now(), self._convert(limits)
+        self._keep({name: _Live(limit, now, now + ttl) for name, limit in found.items()})
+
+    def set_capacity(self, kw: Any) -> None:
+        """Set the feeder's power that a request states; an InputError changes nothing."""
+        if not is_number(kw) or kw < 0:
+            raise InputError(
+                f"capacity_kw is {kw!r:.40}, no number of at least 0; the last one stays"
+            )
+        if kw > self._own["feeder"] * (1 + 1e-6):
+            _log.warning("capacity_kw is %g, above the site's own %g kW", kw, self._own["feeder"])
+        now = clock.now()
+        until = _NEVER if self._ttl is None else now + self._ttl
+        self._keep({"feeder": _Live(float(kw), now, until, falls=True)})
+
+    def _keep(self, found: Mapping[str, _Live]) -> None:
+        self._live |= found
         if self._path is not None:
             try:
                 write_json(self._path, self._live)
@@ -74,19 +101,21 @@ class LiveLimits:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return where a limit is from (site, live, safe or expired) and the age of its live value."""
-        _, since, _ = self._live.get(name, (0.0, None, 0.0))
-        age = None if since is None else round(time.time() - since, 1)
+        live = self._live.get(name)
+        age = None if live is None else round(clock.now() - live.since, 1)
         return {"source": self._find(name)[1], "age_s": age}
 
     def _find(self, name: str) -> tuple[float, str]:
-        own = self._own[name]
-        last, since, until = self._live.get(name, (own, None, 0.0))
+        own, live = self._own[name], self._live.get(name)
+        safe = min(own, self._safe.get(name, own))
+        if live is None:
+            return safe, "safe" if name in self._safe else "site"
         # A clock that was set back must not extend a limit.
-        if since is not None and since <= time.time() < until:
-            return min(own, last), "live"
-        if name in self._safe:
-            return min(own, self._safe[name]), "safe"
-        return min(own, last), "site" if since is None else "expired"
+        if live.since <= clock.now() < live.until:
+            return min(own, live.limit), "live"
+        if name in self._safe and (not live.falls or safe < live.limit):
+            return safe, "safe"
+        return min(own, live.limit), "expired"
 
     def _convert(self, limits: Mapping[str, Any]) -> dict[str, float]:
         """Convert to the units of `Site.wiring`; the name of feeder or branch means all its phases."""

@@ -57,12 +57,12 @@
     return known(car.drawn_kw) && car.drawn_kw < 0.1 ? "offered, draws nothing" : "charges";
   };
   const cars = (state) => {
-    const heads = ["station", "", "of the cable", "A ", "kW offered ", "kW drawn ", "kWh so far ", "kWh asked for ", "since", "until"];
+    const heads = ["station", "", "of the cable", "A offered ", "A confirmed ", "kW offered ", "kW drawn ", "kWh so far ", "kWh asked for ", "since", "until"];
     const minutes = (time) => (known(time) ? time.slice(0, 16) : "–");
     const rows = state.stations.filter((station) => station.plugged).map((car) => [
       car.id, condition(car),
       bar(car.offered_a / car.max_a, `${car.offered_a} of ${car.max_a} A`),
-      String(car.offered_a), kw(car.offered_kw), kw(car.drawn_kw), kw(car.delivered_kwh), kw(car.requested_kwh),
+      String(car.offered_a), known(car.confirmed_a) ? String(car.confirmed_a) : "–", kw(car.offered_kw), kw(car.drawn_kw), kw(car.delivered_kwh), kw(car.requested_kwh),
       minutes(car.arrival), minutes(car.stated_departure),
     ]);
     table("cars", "Cars that are plugged in", heads, rows);
@@ -71,29 +71,13 @@
   };
 
   const limits = (state) => {
-    const rows = state.limits.map(({ name, used, limit, unit }) => {
+    const rows = state.limits.map(({ name, used, limit, unit, source, age_s }) => {
       const part = limit ? used / limit : used && 2;
-      return [name, bar(part, `${used} of ${limit} ${unit}`), `${kw(used)} ${unit}`, `${kw(limit)} ${unit}`];
+      const since = known(age_s) ? `${source}, ${Math.round(age_s)} s old` : source;
+      return [name, bar(part, `${used} of ${limit} ${unit}`), `${kw(used)} ${unit}`, `${kw(limit)} ${unit}`, since];
     });
-    table("limits", "Limits and the power offered below them", ["limit", "", "offered ", "at most "], rows);
-  };
-
-  // The chart is made once and then updated, so that a zoom lasts; without Plotly's script the numbers remain.
-  const SERIES = [
-    ["offered_kw", "offered", "#0f766e", "solid"],
-    ["drawn_kw", "drawn", "#d97706", "solid"],
-    ["capacity_kw", "the feeder", "#57606a", "dash"],
-  ];
-  const history = (state) => {
-    const last = state.history[state.history.length - 1];
-    place("latest").textContent = last ? SERIES.map(([name, label]) => `${label} ${kw(last[name])} kW`).join(", ") : "No decision yet.";
-    place("chart").hidden = !window.Plotly;
-    if (!window.Plotly) return;
-    const x = state.history.map((row) => new Date(1000 * row.time - 60000 * new Date().getTimezoneOffset()).toISOString());
-    const traces = SERIES.map(([name, label, color, dash]) => ({
-      x, y: state.history.map((row) => row[name]), name: label, mode: "lines", line: { color, dash, width: 2, shape: "hv" },
-    }));
-    drawPlot(place("chart"), traces, { title: { text: "power (kW)" }, yaxis: { rangemode: "tozero" }, uirevision: "kept" });
+    const taken = state.ocpp ? "may flow " : "offered ";
+    table("limits", "Limits and the power below them", ["limit", "", taken, "at most ", "by"], rows);
   };
 
   const warnings = (state) =>
@@ -106,7 +90,7 @@
       if (text !== shown) {
         const state = JSON.parse(text);
         ["cards", "cars", "limits", "warnings"].forEach((id) => place(id).replaceChildren());
-        [cards, cars, limits, history, warnings].forEach((draw) => draw(state));
+        [cards, cars, limits, warnings].forEach((draw) => draw(state));
         shown = text;
       }
     } catch (error) {

@@ -1,7 +1,7 @@
 """What an operator wants served: the reward of a period, by what is drawn in it.
 
 `energy` is kWh. `fair` is concave in each car's share of its need, so that the first kWh of a car counts
-more than its last. `promise` counts a part of each car's need first, by default 80 %, and then energy.
+more than its last. `promise` counts 80 % of each car's need first, and then energy.
 `cost` is what the energy is worth less its price at that hour, and less the charge for the day's highest
 power. Each is known when it happens, adds up over a day to what the day is judged by, and has a gradient.
 Rewards may look at needs, which are hidden from policies: they are for learning from the past.
@@ -65,21 +65,17 @@ class _Fair(Objective):
 
 
 class _Promise(Objective):
-    """What each car is promised first, then energy.
+    """80 % of each car's need first, then energy.
 
     Nearly kept counts little: progress counts by its square, so that power goes where a promise can be
     kept with it.
     """
 
-    kwh: float | None = eqx.field(static=True, default=None)
-    """Promised to each car, or all it needs where that is less; otherwise 80 % of its need."""
-
     def __call__(self, seen, drawn_kwh, peak_kw):
         need, got = seen.car_need_kwh, seen.known.got_kwh
-        promised = 0.8 * need if self.kwh is None else jnp.minimum(need, self.kwh)
 
         def kept(kwh: PerStation) -> PerStation:
-            return jnp.clip(kwh / jnp.maximum(promised, 1e-3), 0.0, 1.0) ** 2
+            return jnp.clip(kwh / jnp.maximum(0.8 * need, 1e-3), 0.0, 1.0) ** 2
 
         return drawn_kwh.sum() + _PER_CAR_KWH * (kept(got + drawn_kwh) - kept(got)).sum()
 
@@ -123,11 +119,11 @@ def make_objective(settings: ChargingSettings, sites: Sequence[Days]) -> Objecti
 
     Examples
     --------
-    >>> make_objective(ChargingSettings(objective="promise", promise_kwh=6.0), [])
-    _Promise(kwh=6.0)
+    >>> make_objective(ChargingSettings(objective="promise"), [])
+    _Promise()
     """
     if settings.objective == "cost":
         return _Cost.of(sites)
     if settings.objective == "promise":
-        return _Promise(settings.promise_kwh)
+        return _Promise()
     return _Fair() if settings.objective == "fair" else Energy()

@@ -8,14 +8,14 @@ default applies.
 The feeder's limit holds even if charge points misbehave. The current that may flow at a station is the
 maximum over all profiles that may be in force: a rejected profile changes nothing, and one without a reply
 may be in force or not. The server sends decreases first, and increases only after these are accepted. If
-one is not, it decides again with that station's current as fixed.
+one is not, it decides again with that station's current as fixed. A station that the state file does not
+know may hold a profile of another server: its cable counts until that would have expired.
 """
 
 import asyncio
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -28,10 +28,13 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from apportion.errors import InputError, reading
+from apportion.errors import reading
 from apportion.runs.files import write_json
+from apportion_charging import clock
 from apportion_charging.access import has_password, is_foreign
-from apportion_charging.controller import PowerOffers
+from apportion_charging.controller import PowerOffers, warn_of_unknown
+from apportion_charging.limits import LiveLimits
+from apportion_charging.meters import MARGIN, Meter, read_number, read_samples
 from apportion_charging.ocpp_versions import LINKS, Link, stamp
 from apportion_charging.site import Site, Station
 
@@ -42,6 +45,15 @@ _REPLY_SECONDS = 10.0
 _ATTEMPTS = 4
 """Decisions in a row if charge points do not accept a decrease."""
 _MAX_UNKNOWN_LOGGED = 100
+_POLL_SECONDS = 1.0
+"""Seconds between two looks at the clock and the limits."""
+_CLOSE_SECONDS = 2.0
+"""Seconds that a charge point has to close its connection."""
+_STATEMENT_SECONDS = 3600.0
+"""For so long a driver's statement waits for the car."""
+_KEPT = ("start_wh", "register_wh", "read_at", "currents_a")
+"""Fields of a meter in the state file."""
+_STATEMENTS = ("requested_kwh", "stated_departure", "max_kw")
 
 _log = logging.getLogger("apportion.charging")
 _websockets = logging.getLogger("apportion.websockets")
@@ -55,28 +67,8 @@ class _Transaction:
 
     number: str
     arrival: datetime
-    start_wh: float | None = None
     start: str = ""
     """The charge point's own values at the start: a repeated message has the same."""
-
-
-@dataclass
-class _Meter:
-    """Meter values since the last decision, from when the newest offer has settled."""
-
-    wh: list[tuple[datetime, float]] = field(default_factory=list)
-    """Times and registers."""
-    kw: list[float] = field(default_factory=list)
-
-    def drawn_kw(self) -> float | None:
-        """Return the mean power, or None if there are too few values."""
-        if self.kw:
-            return sum(self.kw) / len(self.kw)
-        if len(self.wh) < 2:
-            return None
-        (begun, before), (now, wh) = self.wh[0], self.wh[-1]
-        hours = (now - begun).total_seconds() / 3600
-        return (wh - before) / 1000 / hours if hours > 0 else None
 
 
 @dataclass(eq=False)
@@ -97,14 +89,12 @@ class _Point:
     """Whether to send the profile again, after a reconnection."""
     status: str = ""
     full: bool | None = None
-    meter: _Meter = field(default_factory=_Meter)
-    register_wh: float | None = None
+    meter: Meter = field(default_factory=lambda: Meter(math.inf))
     settled: float = 0.0
     """When the meter shows the newest offer."""
-    shown_kw: float | None = None
     statements: dict[str, Any] = field(default_factory=dict)
-    metered: float | None = None
-    """When its last meter value came."""
+    stated: float = 0.0
+    """When the driver made the last statement."""
 
     @property
     def connected(self) -> bool:
@@ -113,28 +103,19 @@ class _Point:
 
     def bound_a(self) -> float:
         """Return the largest current that a car may draw here."""
-        now = time.time()
+        now = clock.now()
         self.profiles = [profile for profile in self.profiles if profile[1] > now]
         if self.profiles:
             return max(amperes for amperes, _ in self.profiles)
-        return 0.0 if self.has_default else self.station.max_a
+        return 0.0 if self.has_default or not self.heard else self.station.max_a
 
-    def may_flow_a(self) -> float:
-        """Return the same, but 0 if there is certainly no car."""
-        if not self.heard or (self.connected and self.has_default and self.car is None):
-            return 0.0
-        return self.bound_a()
-
-    def begin(self, car: _Transaction | None) -> None:
+    def begin(self, car: _Transaction | None, start_wh: float | None = None) -> None:
         """Reset the state for a new car, or for none."""
-        self.car, self.profiles, self.full, self.shown_kw = car, [], None, None
-        self.meter, self.register_wh, self.statements = _Meter(), car and car.start_wh, {}
-
-    def delivered_kwh(self) -> float | None:
-        """Return the energy by the meter's register, or None if it is unknown."""
-        if self.car is None or self.car.start_wh is None or self.register_wh is None:
-            return None
-        return (self.register_wh - self.car.start_wh) / 1000
+        early = self.car is None and clock.now() - self.stated < _STATEMENT_SECONDS
+        self.statements = self.statements if early else {}
+        self.car, self.profiles, self.full = car, [], None
+        self.meter = Meter(self.meter.most_kw, start_wh, start_wh)
+        self.meter.read_at = clock.now() if car is None else car.arrival.timestamp()
 
 
 class ChargePoints:
@@ -144,6 +125,8 @@ class ChargePoints:
     ----------
     decide
         Function from the present state to set-points, such as `Controller.allocate`.
+    limits
+        The limits in force.
     every
         Seconds between two decisions.
     path
@@ -154,20 +137,19 @@ class ChargePoints:
         self,
         site: Site,
         decide: Callable[[dict[str, Any]], PowerOffers],
+        limits: LiveLimits,
         *,
         every: float,
         path: Path | None = None,
     ):
-        self.site, self.every = site, every
-        self.capacity_kw: float | None = None
+        self.site, self.limits, self.every = site, limits, every
         self.troubles: dict[tuple[str, str], str] = {}
         """Present problems, by station and topic."""
         self.reply_seconds = min(_REPLY_SECONDS, every / 4)
         self.changed = asyncio.Event()
+        self.stopping = self.failing = False
+        """Whether to end, and whether the last decision failed."""
         self._decide, self._path = decide, path
-        self._wiring = site.wiring()
-        self.limits = self._wiring.limit
-        """Limits in force, as in `Site.wiring`."""
         self.rejected = self.disconnected = 0
         self.passwords: Mapping[str, bytes] | None = None
         """Of each charge point; None accepts all connections."""
@@ -176,8 +158,12 @@ class ChargePoints:
         self._unknown: set[str] = set()
         self._number = 0
         self.points = {name: _Point(name, station) for name, station in site.stations.items()}
+        self._valid_seconds = (_VALID_PERIODS + 1) * every
         self._of: dict[str, dict[int, _Point]] = {}
         for name, point in self.points.items():
+            full_kw = len(point.station.phases) * site.volts * point.station.max_a / 1000
+            point.meter.most_kw = MARGIN * full_kw
+            point.profiles = [(point.station.max_a, clock.now() + self._valid_seconds)]
             point_id, colon, connector = name.rpartition(":")
             if colon and connector.isdecimal():
                 point.connector = int(connector)
@@ -201,6 +187,7 @@ class ChargePoints:
             select_subprotocol=_choose_subprotocol,
             process_request=self._refuse,
             logger=_websockets,
+            close_timeout=_CLOSE_SECONDS,
             **where,
         )
 
@@ -273,24 +260,28 @@ class ChargePoints:
     def begin(
         self, point: _Point, number: str | None, arrival: str, wh: Any, start: str = ""
     ) -> _Transaction:
-        """Begin a transaction, also one whose start was missed."""
+        """Begin a transaction, also one whose start was missed: then `arrival` is empty."""
         if point.car is not None and start and point.car.start == start:
             return point.car
         if number is None:
             # Larger than all numbers of earlier server runs.
-            self._number = max(self._number + 1, int(time.time()))
+            self._number = max(self._number + 1, int(clock.now()))
             number = str(self._number)
-        car = _Transaction(number, self._moment(arrival), _number(wh), start)
-        self._plug(point, car)
+        car, profiles = _Transaction(number, self._moment(arrival), start), point.profiles
+        point.begin(car, read_number(wh))
+        if not arrival:
+            # The profile of another server may be in force.
+            point.profiles = profiles
+        self._changed()
         return car
 
     def end(self, point: _Point | None) -> None:
         """End the transaction."""
         if point is not None:
-            self._plug(point, None)
+            point.begin(None)
+            self._changed()
 
-    def _plug(self, point: _Point, car: _Transaction | None) -> None:
-        point.begin(car)
+    def _changed(self) -> None:
         self._save()
         self.changed.set()
 
@@ -300,18 +291,29 @@ class ChargePoints:
         return next((point for point in mine if point.car and point.car.number == number), None)
 
     def find_connector(self, point_id: str, connector: int | None) -> _Point | None:
-        """Find the station of a connector; with a single connector its number is ignored."""
+        """Find the station of a connector; one that the site does not describe is reported."""
         mine = self._of[point_id]
-        if connector == 0:
-            return None
-        return next(iter(mine.values())) if len(mine) == 1 else mine.get(connector or 1)
+        number = next(iter(mine)) if connector is None and len(mine) == 1 else connector
+        if number != 0 and number not in mine:
+            what = f"the site does not describe connector {number!s:.20}"
+            self._note(point_id, "connector", f"{what}, which is refused")
+        return mine.get(number or 0)
+
+    def resume(self, point: _Point, number: str) -> None:
+        """Continue the station's transaction under the number that its charge point uses."""
+        if point.car is None:
+            self.begin(point, number, "", None)
+        elif point.car.number != number:
+            point.car.number, point.again = number, True
+            self._changed()
 
     def on_status(self, point: _Point | None, status: str) -> None:
         """Process a connector's status: available, or a car that does not use its offer."""
         if point is None:
             return
         point.status = status
-        if point.car is not None and status == "Available":
+        left = point.car is not None and status == "Available"
+        if left or (point.car is None and point.profiles and status in ("Available", "Preparing")):
             self.end(point)
         # Without an offer the status says nothing about a car's demand; neither does "Occupied".
         full = status == "SuspendedEV" and point.bound_a() >= point.station.min_a
@@ -323,63 +325,62 @@ class ChargePoints:
         self, point: _Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
     ) -> None:
         """Process meter values, perhaps of an unknown transaction; ignore invalid ones."""
-        if point is not None and point.car is None and number:
-            self.begin(point, str(number), "", None)
+        if point is not None and number:
+            self.resume(point, str(number))
         if point is None or point.car is None:
             return
-        point.metered = time.time()
-        volts, phases = self.site.volts, len(point.station.phases)
-        most, bad = 1.2 * volts * phases * point.station.max_a / 1000, None
+        point.meter.heard_at, bad = clock.now(), None
         for value in values:
-            moment = self._moment(value.get("timestamp", ""))
-            wh, kw, wrong = _read_samples(value.get("sampled_value"), volts, phases)
-            bad = wrong or bad
-            settled = time.time() >= point.settled
-            if wh is not None and point.register_wh is not None and wh < point.register_wh:
-                bad, wh = f"its register fell to {wh:g} Wh", None
-            if wh is not None:
-                point.register_wh = wh
-                if point.car.start_wh is None:
-                    point.car.start_wh = wh
-                if settled:
-                    point.meter.wh.append((moment, wh))
-            if kw is not None and kw > most:
-                bad, kw = f"a power of {kw:g} kW", None
-            if kw is not None:
-                point.shown_kw = kw
-                if settled:
-                    point.meter.kw.append(kw)
+            found = read_samples(value.get("sampled_value"), self.site.volts, point.station.phases)
+            moment = self._moment(value.get("timestamp", "")).timestamp()
+            bad = point.meter.take(found, moment, clock.now() >= point.settled) or bad
         self._note(point.name, "meter", bad and f"a value was ignored: {bad}")
 
-    def add_statements(self, now: Mapping[str, Any]) -> None:
-        """Store what charge points cannot report: the feeder's power and the drivers' statements."""
-        self.capacity_kw = now.get("capacity_kw", self.capacity_kw)
-        stations = now.get("stations")
-        for station in stations if isinstance(stations, list) else []:
+    def add_statements(self, now: Mapping[str, Any]) -> list[str]:
+        """Store the drivers' statements, also before a car is plugged in; return warnings."""
+        given = now.get("stations")
+        stations = given if isinstance(given, list) else []
+        for station in stations:
             name = str(station.get("id")) if isinstance(station, Mapping) else ""
             point = self.points.get(name)
-            if point is not None and point.car is not None:
-                names = ("requested_kwh", "stated_departure", "max_kw")
-                point.statements |= {name: station[name] for name in names if name in station}
+            if point is not None:
+                found = {name: station[name] for name in _STATEMENTS if name in station}
+                fresh = point.car is not None or clock.now() - point.stated < _STATEMENT_SECONDS
+                point.statements = (point.statements if fresh else {}) | found
+                point.stated = clock.now() if found else point.stated
+        self._save()
+        return warn_of_unknown(stations, self.points)
+
+    def load(self) -> np.ndarray:
+        """Return what an ampere at each station takes of each limit, as its meter shows its phases."""
+        one_phase = {name: x.meter.phase for name, x in self.points.items() if x.meter.phase}
+        return self.site.wiring(one_phase).load
 
     # Outgoing messages.
 
     async def run(self) -> None:
-        """Decide every period and after each change, until cancelled."""
-        period = time.monotonic()
-        while True:
+        """Decide every period, after each change and when a limit changes, until `stopping`."""
+        last, limits = -math.inf, self.limits.in_force()
+        while not self.stopping:
             try:
-                await asyncio.wait_for(self.changed.wait(), max(period - time.monotonic(), 0.0))
+                # Not `wait_for`, which loses a cancellation at the moment of a change in Python 3.11.
+                async with asyncio.timeout(min(_POLL_SECONDS, self.every / 20)):
+                    await self.changed.wait()
                 # Collect simultaneous changes.
-                await asyncio.sleep(min(0.05, self.every / 20))
+                await asyncio.sleep(min(0.05, _POLL_SECONDS, self.every / 20))
             except TimeoutError:
                 pass
-            periodic = time.monotonic() >= period
-            if periodic:
-                period = time.monotonic() + self.every
+            now, before, limits = clock.now(), limits, self.limits.in_force()
+            # A clock that is set back must not delay a decision.
+            periodic = not last <= now < last + self.every
+            if not (periodic or self.changed.is_set() or (limits != before).any()):
+                continue
+            last = now if periodic else last
             try:
                 await self.decide_and_send(periodic=periodic)
+                self.failing = False
             except Exception:
+                self.failing = True
                 _log.exception("a decision failed; the last set-points hold until the next")
 
     async def decide_and_send(self, *, periodic: bool = False) -> PowerOffers:
@@ -392,10 +393,7 @@ class ChargePoints:
             for attempt in range(_ATTEMPTS):
                 offers = self._decide(self._now())
                 for point in self.points.values() if attempt == 0 else ():
-                    # Start the meter's next period.
-                    drawn = point.meter.drawn_kw()
-                    point.shown_kw = point.shown_kw if drawn is None else drawn
-                    point.meter = _Meter(point.meter.wh[-1:])
+                    point.meter.begin_period()
                 wanted = {
                     point: float(offers.allocation_a[point.name])
                     for point in self.points.values()
@@ -419,13 +417,13 @@ class ChargePoints:
             and amperes >= (bound := point.bound_a())
             and (periodic or point.again or amperes > bound or not point.profiles)
         }
-        now = np.array([point.may_flow_a() for point in self.points.values()])
+        now = np.array([point.bound_a() for point in self.points.values()])
         then = np.maximum(now, [new.get(point, 0.0) for point in self.points.values()])
-        limit, load = self.limits, self._wiring.load
+        limit, load = self.limits.in_force(), self.load()
         # A station that ignores offers may exceed a limit already; do not add to that.
         if (load @ then > np.maximum(limit, load @ now) + 1e-6).any():
             _log.warning("no increase in this period: the current that may flow leaves no room")
-            return
+            new = {point: amperes for point, amperes in new.items() if amperes == point.bound_a()}
         self._unresponsive |= await self._send(new)
 
     async def _send(self, amperes: dict[_Point, float]) -> set[str]:
@@ -437,24 +435,26 @@ class ChargePoints:
         car, link = point.car, point.link
         if car is None or link is None:
             return False
-        until = time.time() + (_VALID_PERIODS + 1) * self.every
+        until = clock.now() + self._valid_seconds
         schedule = {
-            "start_schedule": stamp(datetime.now(UTC) - timedelta(seconds=self.every)),
-            "duration": math.ceil((_VALID_PERIODS + 1) * self.every),
-            **_one_period(amperes, point.station),
+            "start_schedule": stamp(clock.now_utc() - timedelta(seconds=self.every)),
+            "duration": math.ceil(self._valid_seconds),
+            **_one_period(amperes, 1 if point.meter.phase else len(point.station.phases)),
         }
         taken = await link.set_profile(point.connector, schedule, car.number)
         if point.car is not car:
             return True
         if taken:
             if [before for before, _ in point.profiles] != [amperes]:
-                point.settled, point.meter = time.time() + min(10.0, self.every / 10), _Meter()
+                point.settled = clock.now() + min(10.0, self.every / 10)
+                point.meter.begin_period(keep=False)
             point.profiles, point.again = [(amperes, until)], False
             link.default_sent = link.default_sent and point.has_default
         elif taken is None:
             # It may be in force or not. The meter says nothing about a car whose offer is unknown.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
-            point.settled, point.meter = math.inf, _Meter()
+            point.settled = math.inf
+            point.meter.begin_period(keep=False)
         self.rejected += taken is False
         wrong = None if taken else "no answer" if taken is None else "refused"
         self._note(point.name, "profile", wrong and f"{wrong}; {point.bound_a():g} A count")
@@ -476,7 +476,7 @@ class ChargePoints:
 
     async def _send_default(self, link: Link, points: list[_Point]) -> None:
         link.default_sent = True
-        taken = await link.set_profile(0, _one_period(0.0, points[0].station), None)
+        taken = await link.set_profile(0, _one_period(0.0, len(points[0].station.phases)), None)
         for point in points:
             point.has_default = bool(taken)
             kept = f"not accepted; {point.station.max_a:g} A are reserved"
@@ -486,25 +486,25 @@ class ChargePoints:
         """Describe the present state for the controller."""
         stations = []
         for name, point in self.points.items():
-            if not point.heard:
+            if not point.heard and not point.bound_a():
                 continue
             entry: dict[str, Any] = {"id": name, "plugged": point.car is not None}
             car, bound = point.car, point.bound_a()
             if car is not None:
                 entry |= {
                     "arrival": self._format_time(car.arrival),
-                    "delivered_kwh": point.delivered_kwh(),
+                    "delivered_kwh": point.meter.delivered_kwh(),
                     "drawn_kw": point.meter.drawn_kw(),
+                    "currents_a": point.meter.currents_a and list(point.meter.currents_a),
                     "offered_a": bound,
                     "full": point.full,
                     **point.statements,
                 }
             ignores = car is not None and name in self._unresponsive
-            if not point.connected or ignores or (car is None and not point.has_default):
+            if not point.connected or ignores or (car is None and bound):
                 entry["fixed_a"] = bound
             stations.append(entry)
-        now = {"time": self._format_time(datetime.now(UTC)), "stations": stations}
-        return now if self.capacity_kw is None else now | {"capacity_kw": self.capacity_kw}
+        return {"time": self._format_time(clock.now_utc()), "stations": stations}
 
     def _format_time(self, moment: datetime) -> str:
         """Format a time for the controller: with its zone, or as local time if the site has none."""
@@ -514,7 +514,7 @@ class ChargePoints:
 
     def _moment(self, text: str) -> datetime:
         """Parse a charge point's time; use the present time if it is invalid or implausible."""
-        now = datetime.now(UTC)
+        now = clock.now_utc()
         try:
             found = datetime.fromisoformat(text)
         except (TypeError, ValueError):
@@ -539,81 +539,38 @@ class ChargePoints:
             return
         kept = {
             name: {
+                "heard": point.heard,
                 "has_default": point.has_default,
                 "profiles": point.profiles,
-                "register_wh": point.register_wh,
+                "meter": {name: getattr(point.meter, name) for name in _KEPT},
+                "statements": point.statements,
+                "stated": point.stated,
                 "car": point.car and asdict(point.car) | {"arrival": str(point.car.arrival)},
             }
             for name, point in self.points.items()
-            if point.heard
         }
         try:
-            write_json(self._path, {"site": self.site.fingerprint, "points": kept})
+            write_json(self._path, {"points": kept})
         except OSError as error:
             self._note("all", "state", f"{self._path} was not saved ({error})")
 
     def _restore(self, path: Path) -> None:
+        """Continue from a state file, by the names of stations; new stations are unknown."""
         with reading(path, "remove it to start without it"):
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content["site"] != self.site.fingerprint:
-                raise InputError(
-                    f"{path}: it belongs to another site; remove it, or name another file"
-                )
             for name, kept in content["points"].items():
+                if name not in self.points:
+                    _log.warning("%s: station %s is not in the site any more", path, name)
+                    continue
                 point, car = self.points[name], kept["car"]
-                point.heard, point.has_default = True, bool(kept["has_default"])
+                point.heard, point.has_default = bool(kept["heard"]), bool(kept["has_default"])
                 if car is not None:
                     car["arrival"] = datetime.fromisoformat(car["arrival"])
                     point.begin(_Transaction(**car))
-                point.register_wh = kept["register_wh"]
+                for field_name in _KEPT:
+                    setattr(point.meter, field_name, kept["meter"][field_name])
+                point.statements, point.stated = dict(kept["statements"]), float(kept["stated"])
                 point.profiles = [(float(a), float(until)) for a, until in kept["profiles"]]
-
-
-def _read_samples(
-    samples: Any, volts: float, phases: int
-) -> tuple[float | None, float | None, str | None]:
-    """Read a meter value's register in Wh and power in kW, and its invalid part.
-
-    >>> _read_samples([{"value": "1.5", "unit": "kWh"}], 230.0, 3)
-    (1500.0, None, None)
-    >>> _read_samples([{"value": "10", "measurand": "Current.Import", "phase": "L1"}], 230.0, 3)
-    (None, 2.3, None)
-    >>> _read_samples([{"value": "x"}], 230.0, 3)
-    (None, None, "'x'")
-    """
-    wh, kw, by_current, bad = None, None, None, None
-    for sample in samples if isinstance(samples, list) else []:
-        measurand = sample.get("measurand", "Energy.Active.Import.Register")
-        measure = sample.get("unit_of_measure") or {}
-        unit = sample.get("unit") or measure.get("unit")
-        if measurand not in (
-            "Energy.Active.Import.Register",
-            "Power.Active.Import",
-            "Current.Import",
-        ) or sample.get("location", "Outlet") not in ("Outlet", "Cable"):
-            continue
-        value = _number(sample.get("value"))
-        if value is None or value < 0:
-            bad = repr(sample.get("value"))[:40]
-            continue
-        value *= 10 ** int(measure.get("multiplier", 0))
-        value *= 1000 if unit in ("kWh", "kW") else 1
-        if measurand.startswith("Energy"):
-            wh = value if sample.get("phase") is None else wh
-        elif measurand.startswith("Power"):
-            kw = (kw or 0.0) + value / 1000
-        else:
-            every = phases if sample.get("phase") is None else 1
-            by_current = (by_current or 0.0) + value * every * volts / 1000
-    return wh, by_current if kw is None else kw, bad
-
-
-def _number(value: Any) -> float | None:
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        return None
-    return found if abs(found) < 1e12 else None
 
 
 def _point_id(path: str) -> str:
@@ -622,8 +579,8 @@ def _point_id(path: str) -> str:
     return unquote(name) if slash and before == "/ocpp" else ""
 
 
-def _one_period(amperes: float, station: Station) -> dict[str, Any]:
-    period = {"start_period": 0, "limit": amperes, "number_phases": len(station.phases)}
+def _one_period(amperes: float, phases: int) -> dict[str, Any]:
+    period = {"start_period": 0, "limit": amperes, "number_phases": phases}
     return {"charging_rate_unit": "A", "charging_schedule_period": [period]}
 
 

@@ -18,6 +18,8 @@ from ocpp.v201 import call as call201
 from ocpp.v201 import call_result as result201
 from websockets.asyncio.server import ServerConnection
 
+from apportion_charging import clock
+
 _DEFAULT, _OWN = 1, 2
 """Profile numbers: of the default, and the first of transactions."""
 
@@ -75,11 +77,11 @@ class Link(ABC):
     def on_boot(self, **_: Any) -> Any:
         self.owner.on_boot(self)
         interval = round(max(1.0, min(self.owner.every, 300.0)))
-        return self.results.BootNotification(stamp(datetime.now(UTC)), interval, "Accepted")
+        return self.results.BootNotification(stamp(clock.now_utc()), interval, "Accepted")
 
     @on("Heartbeat")
     def on_heartbeat(self, **_: Any) -> Any:
-        return self.results.Heartbeat(stamp(datetime.now(UTC)))
+        return self.results.Heartbeat(stamp(clock.now_utc()))
 
     @on("Authorize")
     def on_authorize(self, **_: Any) -> Any:
@@ -108,8 +110,8 @@ class _Link16(Link, ChargePoint16):
     calls, results, place = call16, result16, "connector_id"
 
     def version_fields(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
-        """Transactions have integer numbers in 1.6."""
-        own = transaction and int(transaction)
+        """Transactions have integer numbers in 1.6; one that 2.0.1 began has none."""
+        own = int(transaction) if transaction and transaction.isdecimal() else None
         words = {"charging_profile_id": number, "charging_schedule": schedule}
         return words | {"transaction_id": own}
 
@@ -149,9 +151,12 @@ class _Link201(Link, ChargePoint201):
             return result201.TransactionEvent()
         if point is None:
             point = self.owner.find_connector(self.id, said.get("evse", {}).get("id"))
-            if point is not None:
-                since = timestamp if event_type == "Started" else ""
-                self.owner.begin(point, number, since, None)
+            if point is None:
+                return result201.TransactionEvent(id_token_info={"status": "Invalid"})  # pyright: ignore
+            if event_type == "Started":
+                self.owner.begin(point, number, timestamp, None)
+            else:
+                self.owner.resume(point, number)
         self.owner.on_meter_values(point, said.get("meter_value", []))
         if state is not None:
             self.owner.on_status(point, state)

@@ -10,7 +10,6 @@ midnight; `best_energies` solves the linear programme of the largest energy.
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from apportion.errors import InputError
 from apportion.runs.settings import suggest
 from apportion_charging.days import Days
 from apportion_charging.garage import (
-    Flags,
     Garage,
     GarageState,
     PerSession,
@@ -49,9 +47,7 @@ Schedule = Callable[[StationView], Float[Array, " entities"]]
 _ROWS, _ROWS_OF_A_GPU = 2**12, 2**16
 """Stations per batch: a policy's intermediate values fit into a CPU's cache, and calls are few."""
 _STRETCH = 4
-"""Periods for which the set of stations with a car is computed once."""
-_FEW = 24
-"""Garages with fewer stations are not packed to the stations with a car."""
+"""Periods that are skipped together if no garage has a car."""
 _TOGETHER = 16
 """Days in one linear programme: calling the solver costs more than solving a day."""
 
@@ -166,14 +162,8 @@ def _walk_rows(
 ) -> tuple[GarageState, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
     """Simulate a day of several garages under one of the schedules; return kWh by session and period.
 
-    In each stretch of periods only stations with a car are computed, packed into as few rows as the busiest
-    garage needs. The schedule does not see the others, which could draw nothing.
+    A stretch of periods in which no garage has a car is skipped.
     """
-    count, entities, _ = today.arrival.shape
-    sizes = (entities,)
-    if entities >= _FEW and jax.default_backend() == "cpu":
-        # Few choices, because each is compiled.
-        sizes = (-(-entities // 4), -(-entities // 2), entities)
     # Functions, since a policy with traced parameters has no hash.
     branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
 
@@ -181,68 +171,44 @@ def _walk_rows(
         return jax.lax.switch(number, branches, seen)
 
     def stretch(carry, start):
-        awaits = ((today.arrival < start + _STRETCH) & (start < today.departure)).any(-1)
+        def walk():
+            one = partial(_walk_stretch, chosen, physics, start)
+            return jax.vmap(one)(today, stations, capacity_kw, *carry)
 
-        def in_rows(size: int):
-            one = partial(_stretch, size, chosen, physics, start)
-            return lambda: jax.vmap(one)(today, stations, capacity_kw, awaits, *carry)
-
-        nothing = jnp.zeros((count, _STRETCH), jnp.float32)
-        programs = [lambda: (*carry, nothing), *map(in_rows, sizes)]
-        most = awaits.sum(-1).max()
-        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), programs)
+        nothing = jnp.zeros((len(capacity_kw), _STRETCH), jnp.float32)
+        awaits = ((today.arrival < start + _STRETCH) & (start < today.departure)).any()
+        *carry, drawn = jax.lax.cond(awaits, walk, lambda: (*carry, nothing))
         return tuple(carry), drawn
 
     starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
     begun = state, jnp.zeros(today.arrival.shape, jnp.float32)
     (state, energy), drawn = jax.lax.scan(stretch, begun, starts)
-    return state, energy, jnp.swapaxes(drawn, 0, 1).reshape(count, physics.periods)
+    return state, energy, jnp.swapaxes(drawn, 0, 1).reshape(-1, physics.periods)
 
 
-def _stretch(
-    size: int,
+def _walk_stretch(
     schedule: Schedule,
     physics: Physics,
     start: Int[Array, ""],
     day: Garage,
     stations: Stations,
     capacity_kw: Float[Array, ""],
-    awaits: Flags,
     state: GarageState,
     energy: PerSession,
 ) -> tuple[GarageState, PerSession, Float[Array, " periods"]]:
-    """Simulate a stretch of one garage, packed into `size` rows; the state of other stations stays."""
-    rank = jnp.cumsum(awaits.astype(jnp.int32))
-    packed_day, packed, wiring = day, state, stations
-    if size < len(rank):
-        # The station of each row, in order; an index past the last station for unused rows.
-        station = (rank <= jnp.arange(size)[:, None]).sum(-1)
-        rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        # `to_come_kwh` is the same at every station, so it needs no gather.
-        to_come: Any = day.to_come_kwh
-        packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
-        packed_day = replace(packed_day, to_come_kwh=to_come[:size])
-        wiring = stations.at(jnp.minimum(station, len(rank) - 1))
+    """Simulate a stretch of one garage."""
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # The part that no offer changes is computed for all periods at once.
-    fresh = jax.vmap(lambda n: see_sessions(packed_day, wiring, n, capacity_kw, physics))(periods)
+    fresh = jax.vmap(lambda n: see_sessions(day, stations, n, capacity_kw, physics))(periods)
 
     def period(state, fresh):
         seen = see_state(fresh, state, physics)
         return draw(seen, schedule(seen), physics)
 
-    packed, drawn = jax.lax.scan(period, packed, fresh)
-    here = jax.vmap(lambda n: match_sessions(packed_day, n))(periods)
+    state, drawn = jax.lax.scan(period, state, fresh)
+    here = jax.vmap(lambda n: match_sessions(day, n))(periods)
     added = jnp.where(here, drawn[..., None], 0.0).sum(0)
-    together = drawn.sum(-1)
-    if size == len(rank):
-        return packed, energy + added, together
-
-    def back(values: Array) -> Array:
-        return values[jnp.maximum(rank - 1, 0)]
-
-    state = jax.tree.map(lambda new, old: jnp.where(awaits, back(new), old), packed, state)
-    return state, energy + jnp.where(awaits[:, None], back(added), 0.0), together
+    return state, energy + added, drawn.sum(-1)
 
 
 @jax.jit

@@ -11,10 +11,10 @@ import secrets
 import socket
 import ssl
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -30,8 +31,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from apportion.errors import InputError, first_line
-from apportion.report.page import PLOTLY_FILE, Part, Section, page, read_plotly_script
+from apportion.report.page import Part, Section, page
 from apportion.runs.signals import listening
+from apportion_charging import clock
 from apportion_charging.access import (
     MAX_CONNECTIONS,
     Guard,
@@ -45,14 +47,11 @@ from apportion_charging.access import (
 )
 from apportion_charging.backtest import read_certificate
 from apportion_charging.controller import FIELDS, Controller, PowerOffers
-from apportion_charging.limits import LiveLimits
 from apportion_charging.ocpp import ChargePoints
 from apportion_charging.settings import ChargingServeOptions
 from apportion_charging.site import Site
 
 _BARS = "A bar is the current offered to a car as a share of what its cable carries."
-_HISTORY = 600
-"""Decisions that the page looks back on."""
 _LATE_PERIODS = 3
 """A controller that has not decided for so long is not healthy."""
 
@@ -108,7 +107,7 @@ class Service:
 
     def __init__(self, controller: Controller, gate: _CertificateGate, *, every: float):
         self.controller, self.gate, self.every = controller, gate, every
-        self.limits = LiveLimits(controller.site)
+        self.limits = controller.limits
         self.token = secrets.token_urlsafe()
         """What writes need."""
         self.hosts: tuple[str, ...] = ()
@@ -123,27 +122,17 @@ class Service:
         self.last: float | None = None
         """Time of the last decision, in seconds since 1970."""
         self._time: Any = None
-        self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
-        self._wiring = controller.site.wiring()
         self._said: set[str] = set()
         controller.trust = gate.look()
-
-    def apply_limits(self) -> bool:
-        """Pass the limits in force to the controller; return whether they have changed."""
-        before, self.controller.limits = self.controller.limits, self.limits.in_force()
-        if self.points is not None:
-            self.points.limits = self.controller.limits
-        return not np.array_equal(before, self.controller.limits)
 
     def decide(self, now: dict[str, Any]) -> PowerOffers:
         """Decide, and record the decision for the page and the metrics."""
         self.controller.trust = self.gate.look()
-        self.apply_limits()
         begun = time.perf_counter()
         offers = self.controller.allocate(now)
         self.seconds = time.perf_counter() - begun
         self.total_seconds += self.seconds
-        self.offers, self.last = offers, time.time()
+        self.offers, self.last = offers, clock.now()
         self.decided[offers.decided_by] += 1
         self.warned += len(offers.warnings)
         for warning in offers.warnings:
@@ -151,18 +140,6 @@ class Service:
                 _log.warning("%s", warning)
         self._said = set(offers.warnings)
         self._time = now.get("time")
-        if self.points is None:
-            meters = [car.drawn_kw for car in self.controller.seen.values()]
-        else:
-            meters = [point.shown_kw for point in self.points.points.values()]
-        drawn = [kw for kw in meters if kw is not None]
-        row = {
-            "time": self.last,
-            "offered_kw": round(sum(offers.allocation_kw.values()), 3),
-            "capacity_kw": self._capacity_kw(),
-            "drawn_kw": round(sum(drawn), 3) if drawn else None,
-        }
-        self._history.append(row)
         return offers
 
     def state(self) -> dict[str, Any]:
@@ -170,13 +147,14 @@ class Service:
         site, offers = self.controller.site, self.offers
         amperes_of = {} if offers is None else offers.allocation_a
         stations = [self._station(name, amperes_of.get(name, 0)) for name in site.stations]
-        amperes = np.array([station["offered_a"] for station in stations], float)
-        used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
-        most = [self._capacity_kw(), *self.limits.in_force()[1:].round(3).tolist()]
+        flows = np.array([x.get("confirmed_a", x["offered_a"]) for x in stations], float)
+        wiring = site.wiring()
+        load = wiring.load if self.points is None else self.points.load()
+        used, most = (load @ flows).round(3).tolist(), self.limits.in_force().round(3).tolist()
         limits = [
             {"name": name, "used": used[n], "limit": most[n], "unit": "A" if n else "kW"}
             | self.limits.describe(name)
-            for n, name in enumerate(self._wiring.names)
+            for n, name in enumerate(wiring.names)
         ]
         warnings = [] if offers is None else list(offers.warnings)
         if self.points is not None:
@@ -196,12 +174,7 @@ class Service:
             "limits": limits,
             "stations": stations,
             "warnings": warnings,
-            "history": list(self._history),
         }
-
-    def _capacity_kw(self) -> float:
-        stated, live = self.controller.capacity_kw, self.limits.in_force()[0]
-        return round(min(stated, float(live)), 3)
 
     def _station(self, name: str, amperes: float) -> dict[str, Any]:
         station, car = self.controller.site.stations[name], self.controller.seen.get(name)
@@ -230,17 +203,26 @@ class Service:
                 "plugged": point.car is not None,
                 "connected": point.connected,
                 "status": point.status,
-                "accepted_a": point.may_flow_a(),
-                "drawn_kw": point.shown_kw,
-                "delivered_kwh": point.delivered_kwh(),
+                "confirmed_a": point.bound_a(),
+                "drawn_kw": point.meter.shown_kw,
+                "delivered_kwh": point.meter.delivered_kwh(),
             }
         return shown
 
-    def late(self) -> bool:
-        """Whether the last decision for charge points is overdue."""
+    def health(self) -> dict[str, Any]:
+        """Return whether decisions for charge points are made, and what these have confirmed."""
+        found: dict[str, Any] = {"status": "ok", "decisions": self.decided.total()}
         if self.points is None:
-            return False
-        return self.last is None or time.time() - self.last > _LATE_PERIODS * self.every + 5
+            return found
+        if self.points.failing:
+            found["status"] = "failing"
+        elif self.last is None or clock.now() - self.last > _LATE_PERIODS * self.every + 5:
+            found["status"] = "late"
+        stations = self.state()["stations"]
+        return found | {
+            field: {station["id"]: station[field] for station in stations}
+            for field in ("offered_a", "confirmed_a")
+        }
 
     def metrics(self) -> str:
         """Format the metrics for Prometheus."""
@@ -269,8 +251,11 @@ class Service:
             shown.append((f"limit_{words}", "Limits in force.", limits))
         if self.points is not None:
             points = self.points.points.values()
-            ages = {_label("station", p.name): time.time() - p.metered for p in points if p.metered}
+            heard = {_label("station", point.name): point.meter.heard_at for point in points}
+            ages = {name: clock.now() - then for name, then in heard.items() if then}
+            confirmed = {_label("station", point.name): point.bound_a() for point in points}
             shown += [
+                ("station_confirmed_amperes", "What each station may draw.", confirmed),
                 (
                     "charge_points_connected",
                     "Connected stations.",
@@ -293,22 +278,34 @@ def _label(name: str, text: str) -> str:
     return f'{{{name}="{written}"}}'
 
 
+@contextmanager
+def _bad_request() -> Iterator[None]:
+    """Answer 400 if the block raises InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise HTTPException(400, str(error)) from None
+
+
 def application(service: Service) -> Starlette:
     """Create the HTTP application."""
 
     async def allocate(request: Request) -> Response:
         now = await read_body(request)
         check_size(now, service.controller.site.stations, FIELDS)
+        if "capacity_kw" in now:
+            with _bad_request():
+                service.limits.set_capacity(now.pop("capacity_kw"))
         if service.points is None:
             return JSONResponse(service.decide(now).to_json())
-        service.points.add_statements(now)
-        return JSONResponse((await service.points.decide_and_send()).to_json())
+        unknown = service.points.add_statements(now)
+        offers = await service.points.decide_and_send()
+        return JSONResponse(replace(offers, warnings=(*unknown, *offers.warnings)).to_json())
 
     async def limits(request: Request) -> Response:
-        try:
-            service.limits.set(await read_body(request))
-        except InputError as error:
-            raise HTTPException(400, str(error)) from None
+        body = await read_body(request)
+        with _bad_request():
+            service.limits.set(body)
         if service.points is not None:
             await service.points.decide_and_send()
         return JSONResponse({"limits": service.state()["limits"]})
@@ -317,9 +314,8 @@ def application(service: Service) -> Starlette:
         return JSONResponse(service.state(), headers={"Cache-Control": "no-store"})
 
     async def health(request: Request) -> Response:
-        late = service.late()
-        found = {"status": "late" if late else "ok", "decisions": service.decided.total()}
-        return JSONResponse(found, 503 if late else 200)
+        found = service.health()
+        return JSONResponse(found, 200 if found["status"] == "ok" else 503)
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
@@ -329,16 +325,9 @@ def application(service: Service) -> Starlette:
     async def home(request: Request) -> Response:
         return HTMLResponse(shown)
 
-    plotly = read_plotly_script()
-
-    async def plotly_script(request: Request) -> Response:
-        headers = {"Cache-Control": "max-age=86400"}
-        return Response(plotly, media_type="text/javascript", headers=headers)
-
     return Starlette(
         routes=[
             Route("/", home),
-            Route(f"/{PLOTLY_FILE}", plotly_script),
             Route("/allocate", allocate, methods=["POST"]),
             Route("/limits", limits, methods=["POST"]),
             Route("/state", state),
@@ -360,17 +349,6 @@ class _Place(Part):
         return f'<div id="{escape(self.place)}" aria-live="polite"></div>'
 
 
-class _Chart(Part):
-    """Power over the last decisions: the latest numbers, and a chart if Plotly is there."""
-
-    def html(self, name: str) -> str:
-        return (
-            '<figure id="history" class="plot wide"><h3>Power offered, drawn, and the feeder\'s</h3>'
-            '<div id="chart" class="canvas" role="img" aria-labelledby="latest"></div>'
-            '<figcaption id="latest"></figcaption></figure>'
-        )
-
-
 def live_page(service: Service) -> str:
     """The page that follows the controller, in the style of the report."""
     site = service.controller.site
@@ -379,7 +357,6 @@ def live_page(service: Service) -> str:
         Section("Now", [_Place("cards")]),
         Section("Power by car", [_Place("cars")], _BARS),
         Section("Limits", [_Place("limits")], "What is offered below each of them."),
-        Section("The last decisions", [_Chart()]),
         Section("Warnings", [_Place("warnings")]),
     ]
     return page("The garage now", sections, subtitle=site.describe(), live=script)
@@ -390,14 +367,6 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         return nullcontext()
-
-
-async def _watch_limits(service: Service) -> None:
-    """Decide again when a live limit expires."""
-    while True:
-        await asyncio.sleep(1.0)
-        if service.apply_limits() and service.points is not None:
-            service.points.changed.set()
 
 
 async def _run_service(
@@ -418,16 +387,20 @@ async def _run_service(
     )
     server = _Server(config)
     answering = asyncio.create_task(server.serve(sockets=[http]))
-    watching = asyncio.create_task(_watch_limits(service))
-    tasks = [answering, asyncio.create_task(stop.wait()), watching]
+    tasks = [answering, asyncio.create_task(stop.wait())]
     async with AsyncExitStack() as listeners:
         if ocpp is not None and service.points is not None:
             await listeners.enter_async_context(service.points.listen(sock=ocpp, ssl=service.tls))
             tasks.append(asyncio.create_task(service.points.run()))
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
-    for task in tasks[1:]:
-        task.cancel()
+        if service.points is not None:
+            service.points.stopping = True
+        # Again and again: a library may swallow a cancellation.
+        while pending := [task for task in tasks[1:] if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.5)
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -444,6 +417,7 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
             "a network of their own"
         )
     with (
+        _lock(options.state),
         _bind(options.host, options.port, "--port") as http,
         nullcontext() if ocpp_port is None else _bind(options.host, ocpp_port, "--ocpp") as ocpp,
         _logged(),
@@ -469,7 +443,6 @@ async def _live(
     gate = _CertificateGate(certificate, site, options.baseline, default, by_hand)
     state = options.state
     service = Service(controller, gate, every=every)
-    service.limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
     kept = folder / "serve.token" if state is None else state.with_suffix(".token")
     service.token = find_token(options.token_file, kept)
     service.hosts = (*options.allowed_hosts, options.host)
@@ -477,7 +450,9 @@ async def _live(
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is not None:
         kept = options.state and options.state.with_suffix(".ocpp.json")
-        points = service.points = ChargePoints(site, service.decide, every=every, path=kept)
+        points = service.points = ChargePoints(
+            site, service.decide, service.limits, every=every, path=kept
+        )
         if options.ocpp_passwords is not None:
             points.passwords = read_passwords(options.ocpp_passwords, points.charge_points)
         scheme = "ws" if service.tls is None else "wss"
@@ -490,6 +465,18 @@ async def _live(
     with listening(leave):
         await _run_service(service, http, ocpp, stop)
     return service.decided.total()
+
+
+def _lock(state: Path | None) -> AbstractContextManager[Any]:
+    """Lock the state, and refuse a second server with the same one."""
+    if state is None:
+        return nullcontext()
+    try:
+        return FileLock(state.with_suffix(".lock")).acquire(blocking=False)
+    except Timeout:
+        raise InputError(f"--state {state}: another server uses it; stop that one first") from None
+    except OSError as error:
+        raise InputError(f"--state {state}: cannot be locked ({error}); choose another") from None
 
 
 def _bind(host: str, port: int, option: str) -> socket.socket:

@@ -55,8 +55,6 @@ _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
 """No car stays longer, and no few sessions are so far from all others: one of the dates is wrong."""
-_PAUSE = pd.Timedelta(days=14)
-"""Longer pauses are noted."""
 
 
 def count(number: int, thing: str) -> str:
@@ -454,10 +452,6 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     found.refuse(odd, f"{what} is not of the years {first} to {last}", "fix it", text)
     if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
-    if not gap.all() and (times.dt.normalize() == times)[~gap].all():
-        found.notes.append(
-            f"{found.source}: {what} is a day without a time of day wherever it is there; midnight is taken"
-        )
     return times.mask(odd | bad_offset | no_day), np.unique(zoned[~gap & ~wrong])
 
 
@@ -535,25 +529,3 @@ def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
         f"more was taken than {_MAX_KW:g} kW gives",
         "the need is cut to what the station can give",
     )
-    early = frame.stated_departure < frame.arrival
-    found.note(early, "the stated departure is before the arrival", "it is used as stated")
-    found.note(
-        frame.stated_departure.isna() & frame.requested_kwh.notna(),
-        "an energy is requested and no departure is stated",
-        "the usual stay stands in",
-    )
-    found.note(
-        frame.stated_departure.notna() & frame.requested_kwh.isna(),
-        "a departure is stated and no energy is requested",
-        "the usual request stands in",
-    )
-    for site, rows in by_arrival.groupby("site", observed=True):
-        pauses = rows.arrival.diff()
-        long = pauses > _PAUSE
-        if long.any():
-            last = rows.arrival.shift()[long].iloc[0]
-            found.notes.append(
-                f"{found.source}: {site}: {count(int(long.sum()), 'pause')} of more than "
-                f"{_PAUSE.days} days without a session, the first after {last:%Y-%m-%d}; nothing is "
-                "learnt or tested there"
-            )

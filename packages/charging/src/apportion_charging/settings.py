@@ -7,8 +7,8 @@ from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError, check_positive
 from apportion.runs.settings import suggest
 
-OBJECTIVES = {"energy": "llf", "fair": "equal", "promise": "llf", "cost": "mpc"}
-"""What can be wanted, and the scheduler that each is held against."""
+OBJECTIVES = ("energy", "fair", "promise", "cost")
+"""What can be wanted."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ class ChargingSettings(TrainingSettings):
     """Stations in a task, m."""
     objective: str = "energy"
     """What is wanted: energy, fair, promise or cost."""
-    promise_kwh: float | None = None
-    """With the objective promise: kWh promised to each car; by default 80 % of its need."""
     capacity: tuple[float, float] = (0.05, 0.3)
     """The least and the most a feeder gives, as a share of its stations' full rate."""
     steps: int = 1000
@@ -75,8 +73,6 @@ class ChargingSettings(TrainingSettings):
                 f"there is no objective {self.objective!r}; choose {', '.join(OBJECTIVES)}"
                 f"{suggest(self.objective, list(OBJECTIVES))}"
             )
-        if self.promise_kwh is not None and self.promise_kwh <= 0:
-            raise InputError(f"promise_kwh is {self.promise_kwh}; it must be above 0")
         if self.period_minutes not in (5, 15):
             raise InputError(f"period_minutes is {self.period_minutes}; it must be 5 or 15")
         if self.quiet_days < 0:

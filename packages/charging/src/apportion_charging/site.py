@@ -3,10 +3,12 @@
     timezone = "Europe/Berlin"
     volts = 230              # between a phase and neutral; for each phase that a station uses
     feeder_a = 63            # on each phase; or feeder_kw
+    capacity_ttl_s = 900     # optional: how long a capacity_kw of a request is valid
     period_minutes = 5
     [stations.N1]
     max_a = 32
     phases = 3               # of one phase: which of the three, phase = 2
+    rotation = [2, 3, 1]     # optional: the site's phases at the station's L1, L2 and L3
     min_a = 6                # what a car needs to charge at all
     [branches.north]         # optional; branches may share stations, as a tree's do
     limit_a = 32             # on each phase
@@ -24,9 +26,10 @@ feeder, its phases and all branches are rows of one matrix (`Wiring`). Nothing h
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
@@ -40,8 +43,11 @@ from apportion.runs.settings import read_toml, suggest
 _T = TypeVar("_T")
 
 PHASES = (1, 2, 3)
+_TABLES = ("stations", "branches", "prices")
 _LEAST_A = 6.0
 """Below this no car charges (IEC 61851)."""
+_USED_A = 1.0
+"""A phase with less current is not used."""
 _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
 """The usual cables, by what they give."""
 
@@ -55,12 +61,25 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
 
 
+def find_single_phase(currents_a: Sequence[float]) -> int | None:
+    """Return the only phase of the site that has a current, 0 if several do, None if none tells.
+
+    >>> find_single_phase((0.0, 15.8, 0.1)), find_single_phase((9, 9, 9)), find_single_phase((0, 2, 0))
+    (2, 0, None)
+    """
+    if max(currents_a) < _LEAST_A / 2:
+        return None
+    used = [phase for phase, a in zip(PHASES, currents_a, strict=True) if a >= _USED_A]
+    return used[0] if len(used) == 1 else 0
+
+
 @dataclass(frozen=True)
 class Station:
     """A charging station: its cable's limit, and the phases it is wired to."""
 
     max_a: float = 32.0
     phases: tuple[int, ...] = PHASES
+    """Of the site, in the order of the station's own."""
     min_a: float = _LEAST_A
 
 
@@ -153,6 +172,8 @@ class Site:
     safe_a: float | None = None
     """The feeder's limit while an energy manager is silent; also in kW."""
     safe_kw: float | None = None
+    capacity_ttl_s: float | None = None
+    """Seconds after which a request's `capacity_kw` can only be lowered; None is never."""
 
     def safe_limits(self) -> dict[str, dict[str, float]]:
         """Return the safe limits of the feeder and the branches, by unit."""
@@ -166,7 +187,8 @@ class Site:
     def __post_init__(self):
         feeder = {"feeder_a": self.feeder_a, "feeder_kw": self.feeder_kw}
         numbers = {"volts": self.volts}
-        numbers |= {what: value for what, value in feeder.items() if value is not None}
+        optional = feeder | {"capacity_ttl_s": self.capacity_ttl_s}
+        numbers |= {what: value for what, value in optional.items() if value is not None}
         for name, station in self.stations.items():
             numbers[f"station {name}: max_a"] = station.max_a
             numbers[f"station {name}: min_a"] = station.min_a
@@ -196,7 +218,8 @@ class Site:
                 raise InputError(
                     f"site: station {name}: min_a {station.min_a:g} is above max_a {station.max_a:g}"
                 )
-            if not station.phases or not set(station.phases) <= set(PHASES):
+            wired = set(station.phases)
+            if not wired or not wired <= set(PHASES) or len(wired) < len(station.phases):
                 raise InputError(f"site: station {name}: its phases must be among 1, 2 and 3")
         for name, branch in self.branches.items():
             for station in branch.stations:
@@ -219,16 +242,17 @@ class Site:
     def fingerprint(self) -> str:
         """The same wiring gives the same 16 digits; neither order of stations nor prices matter."""
         wired = asdict(self)
-        del wired["prices"]
+        del wired["prices"], wired["capacity_ttl_s"]
         for part in (wired, *wired["branches"].values()):
             del part["safe_a"], part["safe_kw"]
         plain = json.dumps(wired, sort_keys=True, default=list)
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
-    def wiring(self) -> _Wiring:
-        """The limits of its stations."""
-        stations = self.stations.values()
-        on_phase = np.array([[p in s.phases for s in stations] for p in PHASES], float)
+    def wiring(self, one_phase: Mapping[str, int] | None = None) -> _Wiring:
+        """The limits of its stations; those in `one_phase` have a car that uses this phase alone."""
+        stations, single = self.stations.values(), one_phase or {}
+        wired = np.array([[p in s.phases for s in stations] for p in PHASES], float)
+        on_phase = wired * [[single.get(name, p) == p for name in self.stations] for p in PHASES]
         kw_per_a = on_phase.sum(0) * self.volts / 1000
         load, limit, names = [kw_per_a], [self.capacity_kw], ["feeder"]
         above: list[tuple[str, float, set[str]]] = []
@@ -237,8 +261,8 @@ class Site:
         above += [(name, b.limit_a, set(b.stations)) for name, b in self.branches.items()]
         for what, limit_a, below in above:
             here = np.array([name in below for name in self.stations], float)
-            for phase, row in zip(PHASES, on_phase * here, strict=True):
-                if row.any():
+            for phase, row, own in zip(PHASES, on_phase * here, wired * here, strict=True):
+                if own.any():
                     load.append(row)
                     limit.append(limit_a)
                     names.append(f"{what} L{phase}")
@@ -313,15 +337,16 @@ class Site:
     def to_toml(self) -> str:
         """The TOML file that describes the site."""
         lines, tables = [], {}
-        for name in (
-            *("timezone", "volts", "feeder_a", "feeder_kw", "safe_a", "safe_kw", "period_minutes"),
-        ):
+        for name in (f.name for f in fields(self) if f.name not in _TABLES):
             value = getattr(self, name)
             if value is not None:
                 lines.append(f"{name} = {json.dumps(value)}")
         for name, station in self.stations.items():
             wired = {"max_a": station.max_a, "phases": len(station.phases)}
-            wired |= {"phase": station.phases[0]} if len(station.phases) == 1 else {}
+            if len(station.phases) == 1:
+                wired["phase"] = station.phases[0]
+            elif station.phases != PHASES:
+                wired["rotation"] = list(station.phases)
             tables[f"stations.{json.dumps(name)}"] = wired | {"min_a": station.min_a}
         for name, branch in self.branches.items():
             described = {k: v for k, v in asdict(branch).items() if v is not None}
@@ -384,33 +409,14 @@ def find_site(kept: Mapping[str, _T], site: str) -> _T | None:
     return next(same, None)
 
 
-def describe_inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
-    """Describe the inferred cables of sites without a file, one sentence each."""
-    described = [one for one in chosen if one.endswith(".toml")]
-    stems = [Path(one).stem.casefold() for one in described]
-    return [
-        f"{name}: {site.describe()}: the least usual cables that explain the power seen; if that is wrong, "
-        "describe the site in a TOML file and give it with --site"
-        for name, site in sites.items()
-        if name.casefold() not in stems and not (described and len(sites) == 1)
-    ]
-
-
 def find_zone(chosen: Iterable[str], timezone: str | None) -> str | None:
-    """Return the given zone, or the one that the sites' files name.
-
-    Raises
-    ------
-    InputError
-        If they differ.
-    """
-    zones = {} if timezone is None else {timezone: "--timezone"}
-    for one in chosen:
-        if one.endswith(".toml") and (zone := Site.read(one).timezone) is not None:
-            zones.setdefault(zone, one)
+    """Return the given zone, or the one that the sites' files name; raise InputError if they differ."""
+    files = [one for one in chosen if one.endswith(".toml")]
+    zones = {zone for zone in (timezone, *(Site.read(one).timezone for one in files)) if zone}
     if len(zones) > 1:
-        said = ", ".join(f"{zone} ({where})" for zone, where in zones.items())
-        raise InputError(f"sessions of one file are of one time zone; these differ: {said}")
+        raise InputError(
+            f"sessions of one file are of one time zone, not {', '.join(sorted(zones))}"
+        )
     return next(iter(zones), None)
 
 
@@ -435,13 +441,20 @@ def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
 
 
 def _station(name: str, table: Mapping[str, Any]) -> Station:
-    _require_known(Station, f"station {name}", table, "phase")
+    _require_known(Station, f"station {name}", table, "phase", "rotation")
     phases, phase = table.get("phases", 3), table.get("phase", 1)
     if phases not in (1, 3) or phase not in PHASES or ("phase" in table and phases == 3):
         raise InputError(
             f"site: station {name}: phases must be 1 or 3, and phase, of a station of one, 1, 2 or 3"
         )
-    wired = PHASES if phases == 3 else (phase,)
+    rotation = table.get("rotation", list(PHASES))
+    if rotation not in map(list, permutations(PHASES)) or (
+        rotation != list(PHASES) and phases == 1
+    ):
+        raise InputError(
+            f"site: station {name}: rotation must be the site's phases at its L1, L2 and L3, as [2, 3, 1]"
+        )
+    wired = tuple(rotation) if phases == 3 else (phase,)
     return Station(table.get("max_a", 32.0), wired, table.get("min_a", _LEAST_A))
 
 

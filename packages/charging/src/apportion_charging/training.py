@@ -23,21 +23,15 @@ from apportion.runs.runner import JobResult, PreparedJob
 from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
-from apportion_charging.backtest import (
-    MEASURES,
-    POLICY,
-    ChargingBacktest,
-    backtest_schedules,
-    busiest_day,
-)
+from apportion_charging.backtest import MEASURES, POLICY, ChargingBacktest, backtest_schedules
 from apportion_charging.days import Days
 from apportion_charging.forecasts import Predictor, add_forecasts
 from apportion_charging.garage import make_physics
 from apportion_charging.objectives import make_objective
 from apportion_charging.problem import CHANNELS, Charging
 from apportion_charging.sessions import fingerprint
-from apportion_charging.settings import OBJECTIVES, ChargingSettings
-from apportion_charging.site import Site, describe_inferred_rates, describe_sites
+from apportion_charging.settings import ChargingSettings
+from apportion_charging.site import Site, describe_sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,10 +202,7 @@ def prepare_charging(
         policy = averaged(done.policy, settings.members)
         return tested_after_training(lambda: _judge_policy(policy, garages, settings))
 
-    said = [*notes, *(days.summary() for days in garages.sites.values())]
-    if settings.sessions is not None:
-        said += describe_inferred_rates(garages.descriptions, settings.site)
-    return PreparedJob(data, train, notes=said)
+    return PreparedJob(data, train, notes=[*notes, *data["sites"].values()])
 
 
 def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
@@ -232,7 +223,6 @@ def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, An
         "ideal": settings.ideal,
         "quiet_days": settings.quiet_days,
         "objective": settings.objective,
-        "promise_kwh": settings.promise_kwh,
         "sites": {name: site.to_toml() for name, site in garages.descriptions.items()},
         "channels": CHANNELS,
     }
@@ -240,7 +230,6 @@ def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, An
 
 def _judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> JobResult:
     """The policy beside every scheduler, on stations and on days it was not trained on."""
-    test_days = garages.test_days()
     tests = {
         name: backtest_schedules(
             policy,
@@ -248,12 +237,11 @@ def _judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) 
             task_size=min(settings.task_size, len(days.stations)),
             seed=settings.seed,
             objective=settings.objective,
-            promise_kwh=settings.promise_kwh,
             mpc=settings.objective == "cost",
             capacity=0.15,
             tasks=8,
         )
-        for name, days in test_days.items()
+        for name, days in garages.test_days().items()
     }
     notes = [f"{name}\n{test.summary()}" for name, test in tests.items()]
     if not notes:
@@ -263,24 +251,20 @@ def _judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) 
         "subtitle": settings.method,
         "cards": [_card(name, test) for name, test in tests.items()],
         "lead": "One policy for every garage, tested where nothing was fitted: at stations it never saw, "
-        "and on later days. A point is one hundredth of all energy that the cars needed.",
+        "and on later days. A point is one hundredth of all energy that the cars needed. The best rule of "
+        "each test is chosen with hindsight.",
     }
-    tables = {}
-    if tests:
-        name, last = list(tests.items())[-1]
-        each = [test.to_frame().assign(test=name) for name, test in tests.items()]
-        tables = {"schedules": pd.concat(each, ignore_index=True)}
-        tables |= busiest_day(policy, test_days[name], last)
+    each = [test.to_frame().assign(test=name) for name, test in tests.items()]
+    tables = {"schedules": pd.concat(each, ignore_index=True)} if each else {}
     results = {name: test.to_json() for name, test in tests.items()}
     facts = _collect_facts(garages, settings)
     return JobResult(policy, results, "\n\n".join(notes), facts, headline, tables)
 
 
 def _card(name: str, test: ChargingBacktest) -> dict[str, Any]:
-    other = OBJECTIVES[test.objective]
-    lead, measure = test.ahead(other), MEASURES[test.objective]
+    lead, measure = test.ahead(test.best_rule), MEASURES[test.objective]
     return {
-        "label": f"{measure} over {other}: {name}",
+        "label": f"{measure} over {test.best_rule}, the best rule: {name}",
         "value": f"{100 * lead.value:+.2f} points",
         "interval": f"[{100 * lead.low:+.2f}, {100 * lead.high:+.2f}]",
         "note": f"{test.served[POLICY]:.1%} of the need met, over {lead.n} days",

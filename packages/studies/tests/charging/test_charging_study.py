@@ -1,9 +1,6 @@
-"""The charging study's README sentences, its leads, and what its cells train."""
+"""The charging study's leads, and what its cells train."""
 
-import json
-import re
-from pathlib import Path
-
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,70 +8,149 @@ import pytest
 from apportion_studies.charging import charging
 from apportion_studies.charging.charging import _kwh_of, _lead
 
-COMMITTED = Path(__file__).parents[4] / "docs" / "results" / "charging"
+DAYS, STATIONS = [f"2021-01-{day:02}" for day in range(1, 13)], ["A", "B", "C", "D"]
+BY_STATION, EVERY_DAY = ("station", "promised"), ("day", "fair", "promise", "cost")
 
 
-def test_the_readme_says_what_the_verdicts_say():
-    readme = (COMMITTED.parents[2] / "README.md").read_text()
-    verdicts = json.loads((COMMITTED / "verdict.json").read_text())
-
-    def found(claim):
-        some = [v for v in verdicts if re.search(claim, v["claim"])]
-        return some, sum(v["estimate"] >= 0 for v in some), sum(v["holds"] for v in some)
-
-    best, ahead, sure = found("the best scheduler there [(](Caltech|JPL)")
-    assert f"ahead in {ahead}, established in {sure}" in readme
-    over_llf, _, sure = found("^MTL serves more than llf[, ].*[(](Caltech|JPL)")
-    assert f"over least laxity first established in {sure}" in readme
-    planned, ahead, sure = found("^MTL serves more than mpc [(](Caltech|JPL)")
-    assert f"it is ahead in {ahead} of {len(planned)}, established in {sure}" in readme
-    mixed, ahead, sure = found("the best scheduler there [(]mixed garage")
-    assert f"in a mixed garage ahead in {ahead}, established in {sure}" in readme
-    assert len(best) == len(over_llf) == len(mixed) == 12
-    for verdict in found("than STL")[0]:
-        low, high = verdict["interval"]
-        assert f"+{verdict['estimate']:.2f} [{low:.2f}, {high:.2f}]" in readme
+def rows_of(trained, schedule, share, where, units=(*EVERY_DAY, *BY_STATION)):
+    """A schedule that meets this share of every need, in two splits; days vary a little."""
+    rng, tables = np.random.default_rng(0), []
+    for split in (0, 1):
+        for unit in units:
+            places = STATIONS if unit in BY_STATION else DAYS
+            need = rng.uniform(50, 90, len(places))
+            drawn = (share + 0.001 * rng.normal(size=len(places))) * need
+            part = {"unit": unit, "place": places, "drawn_kwh": drawn, "need_kwh": need}
+            tables.append(pd.DataFrame(part).assign(split=split))
+        left = {"unit": "all", "place": "", "left_short": 1 - share, "fairness": share}
+        tables.append(pd.DataFrame([left | {"cost_per_kwh": 0.1, "split": split}]))
+    table = pd.concat(tables, ignore_index=True)
+    return table.assign(trained=trained, schedule=schedule, **where)
 
 
-def test_a_lead_is_plain_arithmetic():
-    rng = np.random.default_rng(0)
+SHARES: dict = {
+    ("schedulers", "edf", 0.1): 0.62,
+    ("schedulers", "fcfs", 0.15): 0.61,
+    ("schedulers", "largest-remaining", 0.2): 0.63,
+    ("schedulers", "clairvoyant"): 0.9,
+    ("mtl", "policy"): 0.6,
+    ("stl", "policy"): 0.58,
+    ("mtl", "network"): 0.55,
+    ("stl", "network"): 0.54,
+    ("promise", "policy"): 0.7,
+}
+"""By cell and schedule, and capacity if it differs; .5 otherwise."""
+
+
+@pytest.fixture(scope="module")
+def figures():
+    """What is concluded from every test with every schedule."""
     tables = []
-    for trained, schedule in (("mtl", "policy"), ("schedulers", "llf")):
-        drawn, need = rng.uniform(50, 90, 30), np.full(30, 100.0)
-        days = {
-            "unit": "day",
-            "place": np.arange(30).astype(str),
-            "drawn_kwh": drawn,
-            "need_kwh": need,
-        }
-        tables.append(pd.DataFrame(days).assign(trained=trained, schedule=schedule, policy=0))
-    mtl, llf = tables
-    expected = 100 * (mtl.drawn_kwh.sum() - llf.drawn_kwh.sum()) / mtl.need_kwh.sum()
-    found = _lead(_kwh_of(pd.concat(tables)), ("mtl", "policy"), ("schedulers", "llf"))
-    assert found.value == pytest.approx(expected, abs=1e-6)
-    assert found.n == llf.place.nunique()
+    for garage, own in charging._GARAGES.items():
+        policies = [own] if garage != "real" else [*charging._LEARNED, charging._MOVED]
+        policies = [one for one in policies if garage != "real" or one != "mixed"]
+        names = [(one, "policy") for one in policies]
+        names += [(one, "network") for one in policies if one in charging._REPLICATED]
+        names += [("schedulers", one) for one in (*charging.SCHEDULERS, "mpc")]
+        for site in charging._SITE_NAMES:
+            for test in charging._TESTS.values():
+                sized = [(5, 0.15)] if (garage, test) == ("real", "2021") else []
+                for stations, capacity in [(10, x) for x in charging._CAPACITIES] + sized:
+                    where = {"garage": garage, "site": site, "test": test}
+                    where |= {"capacity": capacity, "stations": stations}
+                    for name in names:
+                        share = SHARES.get((*name, capacity), SHARES.get(name, 0.5))
+                        tables.append(rows_of(*name, share, where))
+                    if garage == "real":
+                        tables.append(rows_of("schedulers", "mpc, for cost", 0.4, where, ["cost"]))
+    rows = charging._read_later(pd.concat(tables, ignore_index=True))
+    return charging._conclude(rows, charging.charging().settings)
 
 
-def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
+def test_a_lead_is_plain_arithmetic_clustered_by_days_stations_and_splits():
+    where = {"garage": "real", "site": "jpl", "test": "2021", "capacity": 0.1, "stations": 10}
+    mtl = rows_of("mtl", "policy", 0.7, where, ["day", "station"])
+    llf = rows_of("schedulers", "llf", 0.6, where, ["day", "station"])
+    noise = np.random.default_rng(1).normal(0, 1, len(mtl))
+    mtl["drawn_kwh"] += noise
+    found = _lead(_kwh_of(pd.concat([mtl, llf])), ("mtl", "policy"), ("schedulers", "llf"))
+    gaps = mtl.assign(gain=100 * (mtl.drawn_kwh - llf.drawn_kwh))
+    of_days, of_stations = (gaps[gaps.unit == unit] for unit in ("day", "station"))
+    value = of_days.gain.sum() / of_days.need_kwh.sum()
+    assert found.value == pytest.approx(value)
+    variance = 0.0
+    for part, by in ((of_days, "place"), (of_days, "split"), (of_stations, "place")):
+        sums = part.groupby(by)[["gain", "need_kwh"]].sum()
+        rest = (sums.gain - value * sums.need_kwh) / sums.need_kwh.sum()
+        variance += len(rest) / (len(rest) - 1) * (rest**2).sum()
+    assert found.error == pytest.approx(np.sqrt(variance))
+    # Two splits are the fewest clusters.
+    assert found.n == 2
+
+
+def test_the_best_rule_is_chosen_for_each_test_and_every_claim_is_against_it(figures):
+    garages, objectives = figures
+    claims = {verdict.claim: verdict for verdict in garages.verdicts}
+    for capacity, rule, level in ((10, "edf", 62), (15, "fcfs", 61), (20, "largest-remaining", 63)):
+        claim = f"MTL serves more than {rule}, the best rule there (JPL, 2021, feeder {capacity}%)"
+        assert claims[claim].estimate == pytest.approx(60 - level, abs=0.1)
+        assert claims[claim].levels == pytest.approx({"MTL": 60, "best": level}, abs=0.1)
+    assert "MTL serves more than mpc (JPL, 2021, feeder 10%)" in claims
+    assert not [claim for claim in claims if "more than llf" in claim]
+    # Promises are kept by the same rules here, and the clairvoyant one is none.
+    claims = {verdict.claim: verdict for verdict in objectives.verdicts}
+    kept = claims["Trained for promises it keeps more of them than the best rule (JPL)"]
+    assert kept.estimate == pytest.approx(70 - 62, abs=0.1)
+    planned = claims["Trained for cost it nets more than mpc that plans for cost (JPL)"]
+    assert planned.estimate == pytest.approx(50 - 40, abs=0.1)
+    short = claims["Trained for energy it leaves fewer cars short than the best rule (JPL)"]
+    assert short.estimate == pytest.approx(60 - 62, abs=0.1)
+    assert any("MTL for promises leads the best rule by +8.0" in note for note in objectives.notes)
+    for figure in (garages, objectives):
+        assert figure.plot() is not None
+
+
+def test_networks_are_compared_with_networks_and_averages_with_averages(figures):
+    garages, _ = figures
+    claims = {verdict.claim: verdict.estimate for verdict in garages.verdicts}
+    claim = "MTL serves more than STL of its own site at equal updates"
+    assert claims[f"{claim}, one network each (JPL)"] == pytest.approx(1, abs=0.1)
+    assert claims[f"{claim}, averaged networks (JPL)"] == pytest.approx(2, abs=0.1)
+    moved = "STL of the other site serves more than STL of its own (JPL)"
+    assert claims[moved] == pytest.approx(-8, abs=0.1)
+    table = garages.table[(garages.table.garage == "real") & (garages.table.stations == 10)]
+    ahead = table.groupby("schedule").mtl_ahead.mean()
+    assert ahead["STL, one network"] == pytest.approx(1, abs=0.1)
+    assert ahead["STL"] == pytest.approx(2, abs=0.1)
+
+
+def test_a_single_task_network_learns_from_one_garage_of_its_split_and_site(monkeypatch):
     seen: dict = {}
 
     def take_down(problem, tasks, *others, **options):
-        seen.update(tasks=tasks, **options)
+        seen.update(problem=problem, tasks=tasks, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(charging, "train", take_down)
     plan = charging.charging()
-    names = [cell.name for cell in plan.cells]
-    scheduled = names[len(charging._LEARNED) :]
-    assert names == [*charging._LEARNED, *scheduled]
-    # Of each garage, site and year; whoever computes them needs no policy.
-    assert len(scheduled) == 12
-    assert scheduled[0] == "schedulers-real-caltech-2019"
+    programs = list(dict.fromkeys(cell.program for cell in plan.cells))
+    assert programs[: len(charging._LEARNED)] == [*charging._LEARNED]
+    # The schedulers of each garage, site, year and split need no policy.
+    assert len(programs[len(charging._LEARNED) :]) == 2 * 2 * 2 * 2
+    cells = [cell for cell in plan.cells if cell.program == "stl"]
     with pytest.raises(KeyboardInterrupt):
-        list(plan.compute([plan.cells[names.index("stl")]], lambda what, fraction: None))
+        list(plan.compute(cells, lambda what, fraction: None))
     single = np.asarray(seen["tasks"].members)
-    # Two policies, a garage of ten stations each, of other stations, at equal updates.
-    assert single.shape == (2, 1, 10)
-    assert (single[0] != single[1]).any()
+    # Two splits, two sites and two seeds, a garage of ten stations each, at equal updates.
+    assert single.shape == (8, 1, 10)
+    assert len({tuple(one) for one in single[:, 0].tolist()}) == 8
+    at_first = single < 38
+    assert at_first.all((1, 2)).tolist() == [True, True, False, False] * 2
+    assert (at_first.any((1, 2)) == at_first.all((1, 2))).all()
+    # The splits have other stations.
+    needs = np.asarray(seen["problem"].garage.need_kwh)
+    assert (needs[0] == needs[1]).all()
+    assert (needs[0] != needs[4]).any()
+    assert len({tuple(key) for key in jax.random.key_data(seen["key"]).tolist()}) == 8
     assert seen["steps"] == plan.settings["training"]["steps"]
     assert float(seen["priority"].alpha) == 0.0

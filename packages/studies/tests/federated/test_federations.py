@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.certify.statistics import mean_over
 from apportion.domains.federated import policy
 from apportion.domains.federated.data import Digits
 from apportion.domains.federated.settings import GradientSettings
@@ -86,20 +87,66 @@ def study_of(**learned):
 
 
 @pytest.mark.parametrize(
-    ("equal", "flipped", "held"),
+    ("equal", "flipped", "harmless", "ahead", "defended"),
     [
-        (0.7, 0.7, [True, True, True, True]),
-        (0.599, 0.8, [False, True, True, True]),
-        (0.59, 0.69, [False, False, False, False]),
+        (0.7, 0.7, True, True, True),
+        (0.599, 0.8, False, True, True),
+        (0.59, 0.69, False, False, False),
     ],
 )
-def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
+def test_a_verdict_holds_only_where_it_does(equal, flipped, harmless, ahead, defended):
     study = study_of(equal=equal, flipped_3=flipped)
-    assert [verdict.holds for verdict in study.verdicts] == held
-    assert {verdict.n for verdict in study.verdicts} == {4}
+    verdicts = {verdict.claim.partition(" (")[0]: verdict for verdict in study.verdicts}
+    for claim, holds in (
+        ("on no kind below FedAvg by more than .003", harmless),
+        ("ahead of FedAvgM, mean of kinds", ahead),
+        ("ahead of gradient shares, momentum, mean of kinds", ahead),
+        ("among attackers within .005 of the best defence, median", defended),
+    ):
+        assert verdicts[f"here: {claim}"].holds is holds
+        assert verdicts[f"here: {claim}"].n == 4
+    found = verdicts["here: ahead of FedAvgM, mean of kinds"]
+    assert found.levels == pytest.approx({"learned": (equal + flipped) / 2, "FedAvgM": 0.65})
     mean = study.table[(study.table["kind"] == "mean of kinds")].set_index("method")["final"]
     assert mean["learned"] == pytest.approx((equal + flipped) / 2)
     assert study.plot() is not None
+
+
+def test_federations_in_general_have_kinds_for_a_sample():
+    study = study_of(equal=0.7, flipped_3=0.8, sizes=0.61, paper=0.95)
+    verdicts = {verdict.claim: verdict for verdict in study.verdicts}
+    # The seeds agree, and the kinds do not.
+    of_these = verdicts["here: ahead of FedAvg, mean of kinds"]
+    general = verdicts["here: ahead of FedAvg in federations in general"]
+    assert general.estimate == pytest.approx(of_these.estimate) == pytest.approx(0.165)
+    expected = mean_over(np.array([0.1, 0.2, 0.01, 0.35]))
+    assert np.ptp(of_these.interval) < 0.001
+    assert general.interval == pytest.approx((expected.low, expected.high), rel=0.05)
+    # The strongest rival beside FedAvg.
+    assert "here: ahead of gradient shares, momentum in federations in general" in verdicts
+    assert "here: ahead of FedAvgM in federations in general" not in verdicts
+    rows = study.table[study.table.method == "learned"].set_index("kind").gain
+    assert rows["mean without the paper's split"] == pytest.approx((0.1 + 0.2 + 0.01) / 3)
+
+
+def test_the_notes_say_where_it_is_beaten():
+    notes = "\n".join(study_of(equal=0.58, flipped_3=0.75).notes)
+    assert "Beaten by a rival in the mean of kinds, in points: here, by gradient shares" in notes
+    assert "Beaten by FedAvg on a kind, in points: here, by FedAvg on equal: -2.0" in notes
+    notes = "\n".join(study_of(equal=0.7, flipped_3=0.75).notes)
+    assert "Beaten by a rival in the mean of kinds, in points: nowhere." in notes
+
+
+def test_every_scenario_has_every_rival_and_another_seed_other_federations(plan):
+    methods: dict = {}
+    for cell in plan.cells:
+        methods.setdefault(cell["circumstance"], set()).add(cell["method"])
+    assert len(methods) == 8
+    for own in methods.values():
+        assert {*federations._RIVALS, "learned"} <= own
+    assert {cell["kind"] for cell in plan.cells} == set(federations.KINDS)
+    seeds = [{cell["seed"] for cell in federations.federations(seed=n).cells} for n in (0, 1)]
+    assert not seeds[0] & seeds[1]
 
 
 def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -32,8 +33,14 @@ def computed(cells):
 
 
 def cells_of(program):
+    """Those of the paper's size, after as few updates as `SMALL` has."""
     plan = fig6.fig6(scale="paper", digits=DIGITS)
-    return [cell for cell in plan.cells if cell.program.startswith(program)]
+    few = {0: 0, 12: SMALL.steps // 2, 24: SMALL.steps, 48: 2 * SMALL.steps}
+    return [
+        replace(cell, values=cell.values | {"updates": few[cell["updates"]]})
+        for cell in plan.cells
+        if cell.program.startswith(program)
+    ]
 
 
 def test_every_seed_is_tried_on_its_own_tasks_and_on_one_learned_from():
@@ -81,13 +88,13 @@ def test_policies_learn_with_sets_of_their_seeds_own_and_are_tested_in_full_prec
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "chosen"), [("fixed-alike", slice(0, 36, 17)), ("alike-raw", slice(0, 12, 5))]
+    ("program", "chosen"), [("fixed-alike", slice(0, 48, 23)), ("alike-raw", slice(0, 24, 7))]
 )
 def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
     """Seeds and methods differ. The accuracies were equal, the shares apart by 1.3e-7 after four
     updates: sums over another number of runs are rounded in another order.
     """
-    several = cells_of(program)[chosen]
+    several = cells_of(program)[chosen][:3]
     assert len({cell["seed"] for cell in several}) == len(several) == 3
     together, alone = computed(several), computed(several[1:2])
     [(name, rows)] = alone.items()
@@ -104,20 +111,22 @@ def study_of(gain, rich=0.098, unlike=0.0):
     over |= {("alike", method, "raw"): gain for method in ("stl", "mtl")}
     over |= {("alike", "stl", "accuracy"): gain, ("alike", "mtl", "accuracy"): gain}
     over |= {("alike", "mtl", "rich"): rich, ("unlike", "mtl", "accuracy"): gain + unlike}
+    over |= {("alike", "mtl", "raw", 48): gain + 0.02}
     index = pd.MultiIndex.from_product(
         [range(2), range(3), range(1, 13)], names=["seed", "task", "round"]
     )
     base = np.tile(np.linspace(0.5, 0.85, 12), 6) + 0.001 * rng.normal(size=72)
     shares = {f"share {i}": 0.1 for i in range(10)}
     frames = []
-    for (tasks, method, which), above in over.items():
+    for (tasks, method, which, *updates), above in over.items():
         total, state = (which, "raw") if method == "fixed" else (np.nan, which)
         found = {"tested": base + above, "evaluated": base + above + 0.1}
         rows = pd.DataFrame(found, index).reset_index()
         kind = {"tasks": tasks, "method": method, "total": total, "state": state}
+        kind["updates"] = updates[0] if updates else 24
         frames.append(rows.assign(**kind, **shares))
     rows = pd.concat(frames, ignore_index=True)
-    settings = {"evaluation": 1000, "test": 9000, "precision": "bfloat16"}
+    settings = {"evaluation": 1000, "test": 9000, "precision": "bfloat16", "steps": 24}
     [figure] = fig6._conclude(rows, settings)
     return figure
 
@@ -133,12 +142,17 @@ def test_a_method_beats_fedavg_only_where_it_does(gain, holds):
     np.testing.assert_allclose(rows.final - rows["final, disjoint images"], 0.01)
     assert rows["first round above .90"].isna()["FedAvg"]
     assert int(rows.loc["fixed share 0.45", "first round above .90"]) == 11
-    assert len(figure.plot().axes) == 3
+    np.testing.assert_allclose(rows.final["MTL, 48 updates"] - rows.final["MTL"], 0.02)
+    drawn = figure.plot().axes
+    assert len(drawn) == 4
+    by_updates = {line.get_label(): line for line in drawn[1].lines}
+    assert by_updates["MTL"].get_xdata().tolist() == [24, 48]
     verdicts = {v.claim: v for v in figure.verdicts}
     where = "(unseen clients, all 10,000 images)"
     found = verdicts[f"MTL beats FedAvg in final test accuracy {where}"]
     assert found.holds is holds
     assert found.estimate == pytest.approx(gain)
+    assert found.levels["MTL"] - found.levels["FedAvg"] == pytest.approx(gain)
     # The three tasks of a seed share its policy: two seeds are two units.
     assert found.n == 2
     # Equal methods are not called better.
@@ -161,15 +175,40 @@ def test_variety_is_said_to_help_only_where_many_tasks_add_more(more, outcome):
     assert verdicts[claim].estimate == pytest.approx(more)
 
 
+def test_every_comparison_is_made_on_both_clients_by_both_measures():
+    claims = {v.claim: v for v in study_of(0.05, unlike=-0.03).verdicts}
+    for where in ("all 10,000 images", "centred state", "unlike tasks"):
+        for clients, other in product(("unseen", "own"), ("FedAvg", "STL")):
+            for measure in ("final test accuracy", "mean accuracy over the rounds"):
+                found = claims[f"MTL beats {other} in {measure} ({clients} clients, {where})"]
+                assert len(found.levels) == 2
+                if where == "unlike tasks" and other == "STL":
+                    assert found.outcome == "does-not-hold"
+
+
+def test_a_policy_after_fewer_updates_is_the_same_one_earlier():
+    cells = cells_of("alike-raw-mtl-curve")
+    half, twice = ([cell for cell in cells if cell["updates"] == n][:1] for n in (2, 8))
+    together, alone = computed([*half, *twice]), computed(half)
+    rows = [found[half[0].name] for found in (together, alone)]
+    pd.testing.assert_frame_equal(*rows, check_exact=False, rtol=0, atol=1e-6)
+    shares = [together[cell.name]["share 9"].to_numpy() for cell in (half[0], twice[0])]
+    assert np.abs(shares[0] - shares[1]).max() > 1e-4
+
+
 def test_every_seed_has_every_method_and_every_fixed_share():
     with pytest.raises(InputError, match="--images"):
         fig6.fig6(scale="paper")
-    plan = fig6.fig6(scale="paper", seed=5, digits=DIGITS)
-    assert len({cell.name for cell in plan.cells}) == len(plan.cells) == 6 * (6 + 1 + 8)
-    assert {cell["seed"] for cell in plan.cells} == set(range(5, 11))
+    plans = [fig6.fig6(scale="paper", seed=seed, digits=DIGITS) for seed in (5, 6)]
+    plan = plans[0]
+    assert len({cell.name for cell in plan.cells}) == len(plan.cells) == 12 * (4 + 1 + 8) + 4 * 4
+    # Another seed of the study shares no seed of a policy with this one.
+    seeds = [{cell["seed"] for cell in plan.cells} for plan in plans]
+    assert seeds == [set(range(60, 72)), set(range(72, 84))]
     for tasks, state in (("alike", "raw"), ("alike", "accuracy"), ("unlike", "accuracy")):
         found = {c["method"] for c in plan.cells if (c["tasks"], c["state"]) == (tasks, state)}
         assert {"stl", "mtl"} <= found
+    assert plan.settings["unseen"] == 16
     assert DIGITS.fingerprint in plan.settings["data"]
 
 

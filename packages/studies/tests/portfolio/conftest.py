@@ -65,7 +65,7 @@ def given() -> Callable[..., dict[str, Any]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, train_portfolio_runs.__name__, take_down)
             # Nor is it computed what equal shares gain, which some studies begin with.
-            for walks in ("_record", "_walks"):
+            for walks in ("walk_each", "_walks"):
                 patch.setattr(module, walks, lambda *where: None, raising=False)
             with pytest.raises(KeyboardInterrupt):
                 list(plan.compute(cells, lambda what, fraction: None))

@@ -1,5 +1,6 @@
 """Figures 3 and 4: the cells of their grid, what each method is given, and the reading of tables."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -9,15 +10,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing
-from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.tasks import draw_tasks, split_entities
 from apportion_studies.portfolio import fig3_4
-from apportion_studies.portfolio.fig3_4 import _SCALES, _TILT, _GridSize
+from apportion_studies.portfolio.fig3_4 import _SCALES, _GridSize
 
-NOTHING = ("lazy-crp-0", "volatility-tilt-0")
+NOTHING = "lazy-crp-0"
+
+
+@pytest.fixture(scope="module")
+def prices():
+    """Two test years, one of validation and one to learn from."""
+    return SimulatedMarket.draw(universe=10, days=1455, seed=5).prices
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,7 @@ def plan(prices, tiny, sized):
     size = _GridSize(
         settings=tiny,
         experiments=2,
-        years=(2001, 2002),
+        years=(2002, 2003),
         counts=(2, 4),
         held_out=4,
         long=1,
@@ -33,6 +40,8 @@ def plan(prices, tiny, sized):
         shown=4,
         epoch=2,
         epochs=2,
+        mark=1,
+        replicates=(2, 1),
     )
     return sized(fig3_4, size, prices=prices)
 
@@ -40,7 +49,7 @@ def plan(prices, tiny, sized):
 @pytest.fixture(scope="module")
 def cells(plan, compute) -> dict[str, pd.DataFrame]:
     """What learns nothing, and a single-task policy for each task."""
-    return compute(plan, [cell for cell in plan.cells if cell.program in (*NOTHING, "stl-4")])
+    return compute(plan, [cell for cell in plan.cells if cell.program in (NOTHING, "stl-4")])
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +60,31 @@ def table(cells) -> pd.DataFrame:
 def test_the_grid_tests_every_cell_at_every_step(plan, table):
     programs = dict.fromkeys(cell.program for cell in plan.cells)
     several = ["mtl-4", "pmtl-4", "stl-4", "mtl-2", "pmtl-2", "stl-1"]
-    assert list(programs) == [*several, *NOTHING]
+    assert list(programs) == [*several, NOTHING]
     found = table[table.method == "stl"].groupby(["tested", "step", "epoch"]).size()
-    # 2 experiments, 2 years and 4 own tasks.
+    # 2 experiments, 3 years and 4 own tasks: the first year serves validation.
     assert found.to_dict() == {
         (tested, step, epoch): count
         for (tested, count), (step, epoch) in product(
-            (("own", 16), ("held-out", 4)), ((2, 1), (4, 2))
+            (("own", 24), ("held-out", 6)), ((1, 0.5), (2, 1.0), (4, 2.0))
         )
     }
     assert np.isfinite(table.gain).all()
+    assert set(table[table.method == LAZY].year) == {2002, 2003}
 
 
-@pytest.mark.parametrize(("name", "runs"), [("pmtl-4-1-2001", 1), ("stl-4-0-2002", 4)])
+def test_every_policy_is_tested_at_common_marks_and_at_its_epochs():
+    paper = _SCALES["paper"]
+    assert sorted(paper.marks("stl", 30))[:6] == [100, 200, 300, 400, 600, 800]
+    assert max(paper.marks("stl", 30)) == 3600
+    for method, count in (("mtl", 5), ("stl", 3), ("mtl", 30)):
+        marks = paper.marks(method, count)
+        assert {100, 200, 400, 800, 1600, 3200, 6400, 12_800, 18_000} <= marks
+        assert all(step % paper.mark == 0 for step in marks)
+    assert len(paper.marks("mtl", 30)) == 12 + 11
+
+
+@pytest.mark.parametrize(("name", "runs"), [("pmtl-2-1-2001-1", 1), ("stl-4-0-2002-0", 4)])
 def test_a_cell_alone_learns_from_the_same(plan, alone_is_given_the_same, name, runs):
     parts = ("tasks", "policy_keys", "run_keys", "lengths")
     alone_is_given_the_same(fig3_4, plan, name, parts, runs)
@@ -87,8 +108,8 @@ def own_tasks(experiment: int) -> np.ndarray:
 
 def only_days_before_test_years(found: dict, prices, each: int) -> None:
     """The market ends before the last test year, and each run's days before its own."""
-    firsts = [prices.row(f"{year}-01-01") for year in (2001, 2002)]
-    assert found["market"].prices.shape[0] == firsts[1]
+    firsts = [prices.row(f"{year}-01-01") for year in (2001, 2002, 2003)]
+    assert found["market"].prices.shape[0] == firsts[-1]
     ends = np.asarray(found["lengths"]) + found["market"].window
     assert ends.tolist() == np.repeat(firsts * 2, each).tolist()
 
@@ -105,11 +126,15 @@ def test_multi_task_methods_differ_by_alpha_alone(run, prices):
     assert (found["settings"].steps, run("pmtl-2")["settings"].steps) == (16, 8)
     only_days_before_test_years(found, prices, 1)
     for experiment in range(2):
-        for tasks in found["tasks"].members[2 * experiment : 2 * experiment + 2]:
+        for tasks in found["tasks"].members[3 * experiment : 3 * experiment + 3]:
             np.testing.assert_array_equal(tasks, own_tasks(experiment))
     for name in ("policy_keys", "run_keys"):
         np.testing.assert_array_equal(keys_of(uniform, name), keys_of(found, name))
-        assert len(np.unique(keys_of(found, name), axis=0)) == 4
+        assert len(np.unique(keys_of(found, name), axis=0)) == 6
+        # With few tasks each pair has two training seeds, the first of them that of many tasks.
+        few = keys_of(run("pmtl-2"), name)
+        assert len(np.unique(few, axis=0)) == 12
+        np.testing.assert_array_equal(few[::2], keys_of(found, name))
 
 
 def test_a_single_task_policy_is_given_one_task(run, prices):
@@ -117,10 +142,10 @@ def test_a_single_task_policy_is_given_one_task(run, prices):
     found, longer = run("stl-4"), run("stl-1")
     assert found["settings"].prioritisation == 0
     assert (found["settings"].steps, longer["settings"].steps) == (4, 8)
-    assert found["tasks"].members.shape == (2 * 2 * 4, 1, 3)
+    assert found["tasks"].members.shape == (2 * 3 * 4, 1, 3)
     for experiment in range(2):
-        here = np.asarray(found["tasks"].members[8 * experiment : 8 * experiment + 8, 0])
-        np.testing.assert_array_equal(here, np.tile(own_tasks(experiment), (2, 1)))
+        here = np.asarray(found["tasks"].members[12 * experiment : 12 * experiment + 12, 0])
+        np.testing.assert_array_equal(here, np.tile(own_tasks(experiment), (3, 1)))
         first = np.asarray(longer["tasks"].members[2 * experiment, 0])
         np.testing.assert_array_equal(first, own_tasks(experiment)[0])
     only_days_before_test_years(found, prices, 4)
@@ -129,25 +154,18 @@ def test_a_single_task_policy_is_given_one_task(run, prices):
     np.testing.assert_array_equal(keys_of(found, "policy_keys"), np.repeat(several, 4, axis=0))
 
 
-@pytest.mark.parametrize("name", [LAZY, _TILT])
-def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
+def test_lazy_rebalancing_is_the_one_backtested_alone(prices, table):
     """What learns nothing, computed for one cell by plain means, is the grid's."""
     seen, _ = split_entities(10, 4, seed=1)
     gains = []
     for task in draw_tasks(seen, 3, 4, seed=1)[:2]:
         some = prices.select(task.names(prices.tickers))
-        result = backtest_strategies(
-            some,
-            {LAZY: lazy_rebalancing()},
-            baselines={_TILT: BASELINES[_TILT]},
-            start="2002-01-01",
-            end="2002-12-31",
-            window=6,
-        )
-        gains.append(result.against(name).value)
-    cell = table[(table.method == name) & (table.experiment == 1) & (table.year == 2002)]
-    own = cell[cell.tested == "own"].set_index("task").log_gain
-    assert own.loc[[0, 1]].to_numpy() == pytest.approx(np.array(gains), abs=2e-5)
+        days = {"start": "2002-01-01", "end": "2002-12-31", "window": 6}
+        result = backtest_strategies(some, {LAZY: lazy_rebalancing()}, **days)
+        gains.append(result.against(LAZY).value)
+    cell = table[(table.method == LAZY) & (table.experiment == 1) & (table.year == 2002)]
+    own = cell[cell.tested == "own"].set_index("task").gain
+    assert own.loc[[0, 1]].to_numpy() == pytest.approx(100 * np.array(gains), abs=2e-3)
 
 
 def test_the_paper_grid_refuses_data_that_cannot_carry_it(prices):
@@ -158,24 +176,39 @@ def test_the_paper_grid_refuses_data_that_cannot_carry_it(prices):
 
 
 def grid_of(gains):
-    """Three experiments and years, on both kinds of task; gains by method, tasks and step.
+    """Three experiments and years, and one before, on both kinds of task; gains by method, tasks and step.
 
-    A policy of several tasks, or several policies of one, is tested on as many own tasks.
+    A policy of several tasks, or several policies of one, is tested on as many own tasks. Multi-task ones
+    have two training seeds, 1 point a year apart.
     """
+    ends = {key[:2]: max(step for *arm, step in gains if tuple(arm) == key[:2]) for key in gains}
     rows = [
-        [method, tasks, experiment, year, tested, step, task, gain + 0.01 * experiment * year]
+        [method, tasks, experiment, year, seed, tested, step, 2 * step / max(ends[method, tasks], 1), task,
+         gain + 0.01 * experiment * year + (seed - 0.5 if "mtl" in method else 0)]
         for (method, tasks, step), gain in gains.items()
-        for experiment, year in product(range(3), (2017, 2018, 2019))
+        for experiment, year in product(range(3), (2016, 2017, 2018, 2019))
+        for seed in range(2 if "mtl" in method else 1)
         for tested, task in [("held-out", -1), *(("own", task) for task in range(tasks or 4))]
+    ]  # fmt: skip
+    columns = [
+        "method",
+        "tasks",
+        "experiment",
+        "year",
+        "replicate",
+        "tested",
+        "step",
+        "epoch",
+        "task",
     ]
-    columns = ["method", "tasks", "experiment", "year", "tested", "step", "task", "gain"]
-    return pd.DataFrame(rows, columns=columns).assign(log_gain=0.0, sharpe_gain=0.0, epoch=1)
+    table = pd.DataFrame(rows, columns=[*columns, "gain"]).assign(sharpe=0.9, equal_sharpe=1.2)
+    return table.astype({"replicate": int, "task": int, "epoch": float})
 
 
 @pytest.fixture
 def gains():
     """Two tests of each, with 2 tasks and with 5; at equal updates, 40 of each policy."""
-    found = {(LAZY, 0, 0): 0.3, (_TILT, 0, 0): 1.0}
+    found = {(LAZY, 0, 0): 0.3}
     found |= {("stl", 5, 10): -1.0, ("stl", 5, 20): 0.0, ("stl", 1, 20): -2.0, ("stl", 1, 40): -9.0}
     for method, more in (("mtl", 0.0), ("pmtl", 0.5)):
         found |= {(method, 2, 20): 1.0 + more, (method, 2, 40): 2.0}
@@ -185,7 +218,7 @@ def gains():
 
 def by_claim(figure):
     """Verdicts over all years: of a claim, the last is kept."""
-    return {verdict.claim.rpartition(", ")[0]: verdict for verdict in figure.verdicts}
+    return {re.sub(r", (in|over) 20.*", "", one.claim): one for one in figure.verdicts}
 
 
 def verdicts_of(table):
@@ -194,35 +227,50 @@ def verdicts_of(table):
 
 def test_each_claim_names_its_protocol_and_its_years(gains):
     """Equal epochs give a multi-task policy T times a single-task one's updates."""
-    transfer, own = fig3_4._conclude(grid_of(gains), {})
+    transfer, own, protocols = fig3_4._conclude(grid_of(gains), {})
     found = by_claim(own)
     for claim, gap in (
         ("MTL with 5 tasks beats STL at equal epochs (100 updates against 20)", 7.0),
         ("P-MTL with 2 tasks beats STL at equal epochs (40 updates against 20)", 2.0),
         ("P-MTL with 2 tasks learns faster than STL at equal epochs (mean of all 2)", 2.25),
-        ("P-MTL with 5 tasks beats STL at equal updates (40 each)", 12.0),
-        ("5 tasks beat 2 at equal epochs (100 updates against 40) (P-MTL)", 5.5),
-        ("5 tasks beat 2 at equal updates (40 each) (P-MTL)", 1.0),
+        ("5 tasks beat 2 (P-MTL) at equal epochs (100 updates against 40)", 5.5),
         ("P-MTL beats MTL with 5 tasks", 0.5),
         ("P-MTL with 2 tasks learns faster than MTL (mean of all epochs)", 0.25),
     ):
         assert found[claim].estimate == pytest.approx(gap), claim
     claims = [verdict.claim for verdict in own.verdicts]
-    assert claims[0].endswith(", in 2019")
-    assert claims[1].endswith(", over 2017 to 2019 (3 of 3 years positive)")
-    held_out = by_claim(transfer)
-    for claim, gap in (
-        ("5 tasks transfer better than 2 at equal updates (40 each) (MTL)", 1.0),
-        ("MTL with 5 tasks transfers better than STL at equal updates (40 each)", 12.0),
-        (
-            "MTL with 5 tasks transfers better than STL at equal epochs (100 updates against 20)",
-            7.0,
-        ),
+    assert claims[0].endswith(", in 2019 (points a year)")
+    assert claims[1].endswith(", over 2017 to 2019 (points a year)")
+    better = found["P-MTL with 2 tasks beats STL at equal epochs (40 updates against 20)"]
+    assert list(better.levels) == ["P-MTL with 2 tasks", "STL"]
+    assert np.diff(list(better.levels.values())) == pytest.approx([-2.0])
+    single = "STL at equal epochs (100 updates against 20)"
+    moved = by_claim(transfer)[f"MTL with 5 tasks transfers better than {single}"]
+    assert moved.estimate == pytest.approx(7.0)
+    updates = by_claim(protocols)[
+        "P-MTL with 5 tasks beats STL on own tasks at equal updates (40 each)"
+    ]
+    assert updates.estimate == pytest.approx(12.0)
+    for figure, count, rows in (
+        (transfer, 2, len(gains)),
+        (own, 3, len(gains)),
+        (protocols, 3, 78),
     ):
-        assert held_out[claim].estimate == pytest.approx(gap), claim
-    for figure, count in ((transfer, 2), (own, 3)):
         assert len(figure.plot().axes) == count
-        assert len(figure.table) == len(gains)
+        assert len(figure.table) == rows
+
+
+def test_sharpe_ratios_below_equal_crps_are_reported_for_every_case(gains):
+    *figures, protocols = fig3_4._conclude(grid_of(gains), {})
+    found = [one for figure in figures for one in figure.verdicts if "Sharpe" in one.claim]
+    assert len(found) == 8
+    for verdict in found:
+        assert verdict.estimate == pytest.approx(-0.3)
+        assert verdict.outcome == "does-not-hold"
+        assert list(verdict.levels.values()) == pytest.approx([0.9, 1.2])
+    [said] = [note for note in protocols.notes if note.startswith("Sharpe")]
+    assert "below 0 in 8 of 8 cases" in said
+    assert said.count("0 of 3 years positive") == 8
 
 
 def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
@@ -230,8 +278,38 @@ def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
     table = grid_of(gains)
     several = table.method.isin(["mtl", "pmtl"]) & (table.task > 0) & (table.step == 40)
     table.loc[several, "gain"] -= 50.0
-    found = verdicts_of(table)["MTL with 5 tasks beats STL at equal updates (40 each)"]
-    assert found.estimate == pytest.approx(12.0)
+    found = by_claim(fig3_4._conclude(table, {})[2])
+    claim = "MTL with 5 tasks beats STL on own tasks at equal updates (40 each)"
+    assert found[claim].estimate == pytest.approx(12.0)
+
+
+def test_every_arm_is_stopped_where_it_was_best_in_the_year_before(gains):
+    """STL is best after 20 updates; in 2018 alone after 10, which decides for 2019."""
+    table = grid_of(gains)
+    single = (
+        (table.method == "stl") & (table.tasks == 5) & (table.step == 10) & (table.tested == "own")
+    )
+    table.loc[single & (table.year == 2018), "gain"] += 5.0
+    # What held-out instruments gain decides nothing.
+    table.loc[(table.tested == "held-out") & (table.step == 10), "gain"] += 99.0
+    known = fig3_4._Arms.of(table)
+    read = known.protocols(table)[fig3_4._STOPPED]
+    steps = read[(read.method == "stl")].groupby("year").step.unique()
+    assert {year: list(step) for year, step in steps.items()} == {
+        2017: [20],
+        2018: [20],
+        2019: [10],
+    }
+    assert set(read[(read.method == "mtl") & (read.tasks == 5)].step) == {100}
+    assert set(read.tasks) == {2, 5}
+
+
+def test_a_gap_knows_the_noise_of_training_seeds(gains):
+    """Two seeds 1 point apart have a variance of 0.5; the mean of two of 0.25, and of two arms of 0.5."""
+    rows = fig3_4._Arms.of(grid_of(gains)).protocols(grid_of(gains))[fig3_4._EPOCHS]
+    assert fig3_4._gap(rows, ("mtl", 5)).noise == pytest.approx(0.25)
+    assert fig3_4._gap(rows, ("pmtl", 5), ("mtl", 5)).noise == pytest.approx(0.5)
+    assert fig3_4._gap(rows, ("stl", 5)).noise == 0.0
 
 
 def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
@@ -241,7 +319,9 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
     for method, slope in (("mtl", -3.0), ("pmtl", -2.0)):
         own = ends & (table.method == method)
         table.loc[own, "gain"] = slope * table.task[own]
-    curve = fig3_4._over_single(table[table.tested == "own"], "mtl", 5)
+    known = fig3_4._Arms.of(table)
+    own = known.protocols(table)[fig3_4._EPOCHS].query("tested == 'own'")
+    curve = fig3_4._over_single(own, ("mtl", 5), known)
     assert curve.columns.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert np.diff(curve.iloc[0]) == pytest.approx([-3.0] * 4)
     found = verdicts_of(table)
@@ -253,7 +333,7 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
 def test_priorities_that_help_few_tasks_much_are_not_said_to_help_little():
     """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
     gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
-    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3, (_TILT, 0, 0): 1.0}
+    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3}
     table = grid_of(gains)
     best = (table.method == "pmtl") & (table.tasks == 20) & table.task.isin([3, 8, 11, 19])
     table.loc[best, "gain"] += 2.0

@@ -87,7 +87,7 @@ def test_figure_5_says_that_straying_pays_only_where_it_does(year):
     led = year.assign(over_equal=year.over_equal + 0.1 * further * (year.method == multi))
     found = {v.claim.split(": strays")[0]: v for v in concluded(led).verdicts}
     assert found[multi].outcome == "holds"
-    expected = 0.1 * further[year.method == multi].std() * year.date.nunique()
+    expected = 10.0 * further[year.method == multi].std() * year.date.nunique()
     assert found[multi].estimate == pytest.approx(expected, rel=0.1)
     assert found[_EQUAL_UPDATES].outcome == "not-established"
 
@@ -105,4 +105,4 @@ def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
     assert {verdict.n for verdict in verdicts} == {3}
     grown = [v.estimate for v in verdicts if f"grows more than {_DRAWN[1]}" in v.claim]
     totals = year.groupby(["method", "policy"]).over_equal.sum().groupby("method").mean()
-    assert grown == pytest.approx([totals[_DRAWN[0]] - totals[_DRAWN[1]]])
+    assert grown == pytest.approx([100 * (totals[_DRAWN[0]] - totals[_DRAWN[1]])])

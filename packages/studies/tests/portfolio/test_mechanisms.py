@@ -16,7 +16,7 @@ from apportion_studies.portfolio.mechanisms import _METHODS, Plain
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
-    size = mechanisms._Size(tiny, 2, 3, (2001, 2002), held_out=4, plain=4)
+    size = mechanisms._Size(tiny, 2, 3, (2002,), held_out=4, plain=4, mark=4, validated=2)
     return sized(mechanisms, size, prices=prices)
 
 
@@ -29,8 +29,20 @@ def rows_of(program, plan, compute):
 def test_a_plain_network_is_tested_before_and_in_its_year(plan, compute):
     plain = rows_of("generalisation-plain", plan, compute)
     assert set(plain.figure) == {"generalisation"}
-    assert len(plain) == 2 * 2
-    assert np.isfinite(plain[["in_sample", "out_of_sample"]]).all(axis=None)
+    # After 4, 8 and 12 updates.
+    assert plain.groupby(["tested", "step"]).size().tolist() == [2 * 2] * 3 * 3
+    assert np.isfinite(plain.gain).all()
+
+
+def test_the_second_figure_validates_on_the_instruments_that_it_tests(plan):
+    cells = [cell for cell in plan.cells if cell.program == "stability"]
+    before = [cell for cell in cells if cell["validation"]]
+    assert {(cell["year"], cell["experiment"], cell["seed"]) for cell in before} == {
+        (2001, 0, 0), (2001, 0, 1)
+    }  # fmt: skip
+    assert {(cell["year"], cell["experiment"]) for cell in cells if cell not in before} == {
+        (2002, 0)
+    }
 
 
 def test_methods_begin_alike_and_differ_by_what_they_learn_from(plan, monkeypatch):
@@ -65,13 +77,17 @@ def test_a_plain_network_starts_equal_and_knows_who_stands_where():
 
 
 def gains_of(better):
-    """Ten experiments, five years: by what each method gains in the days learned from and after."""
+    """Ten experiments, five years and one before: by what each method gains after; it learns 10 points.
+
+    After 100 updates all gain half as much as after 200.
+    """
     rng = np.random.default_rng(0)
     return pd.DataFrame(
         [
-            {"method": m, "experiment": e, "year": y}
-            | {"in_sample": 10 + 0.1 * rng.normal(), "out_of_sample": better[m] + rng.normal()}
-            for m, e, y in product(_METHODS, range(10), range(2015, 2020))
+            {"method": m, "experiment": e, "year": y, "validation": y == 2014, "step": step}
+            | {"tested": tested, "gain": step / 200 * gain + rng.normal()}
+            for m, e, y, step in product(_METHODS, range(10), range(2014, 2020), (100, 200))
+            for tested, gain in (("own", 20 + better[m]), ("first", better[m]), ("in-sample", 10))
         ]
     )
 
@@ -79,33 +95,60 @@ def gains_of(better):
 def test_a_gap_is_what_is_lost_after_the_days_learned_from():
     figure = mechanisms._conclude_generalisation(gains_of({"stl": 0, "mtl": 8, "plain": 0}))
     outcomes = [verdict.outcome for verdict in figure.verdicts]
-    assert outcomes == ["holds", "holds", "not-established", "not-established"]
-    assert len(figure.table) == 3 * 10 * 5
-    assert len(figure.plot().axes) == 2
-    assert figure.verdicts[0].estimate == pytest.approx(8, abs=0.6)
-    assert figure.verdicts[0].n == 5
+    assert outcomes == ["holds", "holds", "not-established", "not-established"] * 2
+    # Three methods in two protocols.
+    assert len(figure.table) == 2 * 3 * 10 * 5
+    assert len(figure.plot().axes) == 4
+    lost = figure.verdicts[0]
+    assert lost.estimate == pytest.approx(8, abs=0.6)
+    assert lost.levels["STL"] - lost.levels["MTL"] == pytest.approx(lost.estimate)
+    assert lost.n == 5
+
+
+def test_a_method_that_was_best_early_in_the_year_before_is_stopped_there():
+    rows = gains_of({"stl": 0, "mtl": 8, "plain": 0})
+    early = (rows.method == "stl") & (rows.tested == "own") & (rows.step == 100)
+    rows.loc[early & (rows.year < 2017), "gain"] += 50
+    read = mechanisms._protocols(rows)["stopped early"]
+    steps = read[read.method == "stl"].groupby("year").step.unique()
+    assert {year: list(step) for year, step in steps.items()} == {
+        2015: [100], 2016: [100], 2017: [100], 2018: [200], 2019: [200]
+    }  # fmt: skip
+    assert set(read[read.method != "stl"].step) == {200}
+
+
+def spread_over_seeds(spread):
+    """Two methods, ten seeds, seven years; years differ by far more than seeds do."""
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        [
+            {"method": m, "seed": s, "year": y - before, "experiment": y, "validation": before}
+            | {"step": 100, "tested": t, "gain": 50 * (y - 2015) + width * rng.normal()}
+            for (m, width), s, y, before, t in product(
+                (("mtl", 1.0), ("pmtl", spread)), range(10), range(2013, 2020), (True, False),
+                ("own", "held-out"),
+            )
+        ]
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("spread", "outcome"), [(0.3, "holds"), (1.0, "not-established"), (3.0, "does-not-hold")]
+    ("spread", "outcome"), [(0.2, "holds"), (1.0, "not-established"), (5.0, "does-not-hold")]
 )
 def test_the_spread_over_seeds_is_compared_year_by_year(spread, outcome):
-    """Years differ by far more than seeds do, which is no spread over seeds."""
-    rng = np.random.default_rng(1)
-    rows = pd.DataFrame(
-        [
-            {"method": m, "seed": s, "year": y}
-            | {
-                name: 50 * (y - 2015) + width * rng.normal()
-                for name in ("out_of_sample", "transfer")
-            }
-            for (m, width), s, y in product(
-                (("mtl", 1.0), ("pmtl", spread)), range(10), range(2013, 2020)
-            )
-        ]
-    )
-    figure = mechanisms._conclude_stability(rows)
+    figure = mechanisms._conclude_stability(spread_over_seeds(spread))
     assert {verdict.outcome for verdict in figure.verdicts} == {outcome}
-    assert figure.verdicts[0].estimate == pytest.approx(spread**2, rel=0.5)
+    first = figure.verdicts[0]
+    assert first.estimate == pytest.approx(spread, rel=0.5)
+    assert first.levels["P-MTL"] / first.levels["MTL"] == pytest.approx(first.estimate)
     assert {verdict.n for verdict in figure.verdicts} == {7}
-    assert set(figure.table.seeds) == {10}
+
+
+def test_one_seed_that_runs_away_does_not_decide_the_spread():
+    rows = spread_over_seeds(1.0)
+    away = (rows.method == "pmtl") & (rows.seed == 0) & (rows.year == 2014) & ~rows.validation
+    usual, moved = (
+        mechanisms._conclude_stability(one).verdicts[0].estimate
+        for one in (rows, rows.assign(gain=rows.gain + 1000 * away))
+    )
+    assert moved == pytest.approx(usual, rel=0.2)

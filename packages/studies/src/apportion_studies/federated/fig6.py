@@ -6,10 +6,10 @@ the aggregate is tested on all 10,000. Claims: MTL beats FedAvg, and STL. Each i
 policy saw and on those of the task that STL learned from. Beside it, ours: tests on the 9,000 images that
 nothing was learned from; accuracies centred over the clients and scaled, and a richer state;
 prioritisation, whose scores begin on their own scale; and unlike tasks, with one to four clients of the
-minority and labels mixed by each client, for the paper puts MTL's gain down to the variety of clients. A
-seed deals the clients and draws the server's images anew. A cell is one trained policy, or one fixed share
-on the minority, of one seed. At paper size clients compute in bfloat16 while a policy learns, and in
-float32 in every test.
+minority and labels mixed by each client, for the paper puts MTL's gain down to the variety of clients; and
+policies after half and twice as many updates. A seed deals the clients, draws the server's images and has
+16 tasks to test on. A cell is one policy after some updates, or one fixed share on the minority, of one
+seed. At paper size clients compute in bfloat16 while a policy learns, and in float32 in every test.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ import pandas as pd
 from jaxtyping import Array, Key, PyTree
 from matplotlib.figure import Figure
 
-from apportion.certify.statistics import compare, mean_over
+from apportion.certify.statistics import compare
 from apportion.domains.federated import data
 from apportion.domains.federated.aggregators import (
     Aggregator,
@@ -68,10 +68,16 @@ _ARMS: dict[Scale, tuple[_Arm, ...]] = {
 }
 _EQUAL, _INFORMED = 0.2, 0.45
 """The minority's share under FedAvg, 2 of 10 clients, and that of a server that knows them."""
-_TOTALS = (_EQUAL, 0.3, 0.4, _INFORMED, 0.5, 0.6)
+_TOTALS = (_EQUAL, 0.3, _INFORMED, 0.6)
 """Fixed shares on the minority."""
-_AT_ONCE, _BLOCK = 8, 100
-"""Policies that are tested at once, and images: in float32 more would not fit beside other programs."""
+_SEEDS, _TESTED = 12, 16
+"""Seeds at paper size, and test tasks of each."""
+_CURVE_SEEDS = 4
+"""Seeds whose policies of the paper's arms are also trained for half and twice the updates."""
+_TRAINED_TOGETHER = 6
+"""Seeds of one program: more would not fit beside other programs."""
+_AT_ONCE, _BLOCK = 2, 100
+"""Seeds that are tested at once, and images: in float32 more would not fit beside other programs."""
 
 
 def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
@@ -79,8 +85,8 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     if scale == "paper":
         if digits is None:
             raise InputError("figure 6 at paper size needs the whole of MNIST: give --images FILE")
-        settings = paper_size(None, state=_PAPER, seed=seed)
-        seeds, totals = range(seed, seed + 6), _TOTALS
+        settings = paper_size(None, state=_PAPER, seed=seed, unseen=_TESTED)
+        seeds, totals = range(_SEEDS * seed, _SEEDS * (seed + 1)), _TOTALS
     else:
         # Fewer rounds, updates and tasks than the default: five policies in three minutes.
         settings = reduced_size(
@@ -91,13 +97,22 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     cells = []
     for (tasks, total), own in product(fixed, seeds):
         values = {"tasks": tasks, "state": _PAPER, "method": "fixed", "total": total, "seed": own}
-        cells.append(Cell(f"fixed-{tasks}-{total:g}-{own}", values, f"fixed-{tasks}"))
-    for (tasks, state, method), own in product(_ARMS[scale], seeds):
+        name = f"fixed-{tasks}-{total:g}"
+        cells.append(Cell(f"{name}-{own}", values | {"updates": 0}, f"fixed-{tasks}"))
+    trained = [(*arm, settings.steps, own) for arm, own in product(_ARMS[scale], seeds)]
+    if scale == "paper":
+        curve = product(_ARMS["paper"][:2], (settings.steps // 2, 2 * settings.steps), seeds)
+        trained += [(*arm, n, own) for arm, n, own in curve if own < seeds[0] + _CURVE_SEEDS]
+    for tasks, state, method, updates, own in trained:
         values = {"tasks": tasks, "state": state, "method": method, "seed": own}
+        values |= {"total": float("nan"), "updates": updates}
         # On two cores compiling takes the longest, on a card computing does.
-        program = f"{tasks}-{state}" + (f"-{method}" if scale == "paper" else "")
-        name = f"{tasks}-{state}-{method}-{own}"
-        cells.append(Cell(name, values | {"total": float("nan")}, program))
+        program, name = f"{tasks}-{state}", f"{tasks}-{state}-{method}-{own}"
+        if scale == "paper":
+            program += f"-{method}-{(own - seeds[0]) // _TRAINED_TOGETHER}"
+        if updates != settings.steps:
+            program, name = f"{tasks}-{state}-{method}-curve", f"{name}-after-{updates}"
+        cells.append(Cell(name, values, program))
     known = data.embedded_digits() if digits is None else digits
     about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
     computing = partial(_compute_fig6, settings=settings, digits=digits)
@@ -114,6 +129,8 @@ def _compute_fig6(
 ) -> Rows:
     """Train the cells' policies in one `vmap`, then try all of them on their seeds' tasks.
 
+    A policy whose seed and method are those of another, after more updates, is the same one earlier.
+
     Task 0 is the first of those learned from, the one that single-task learning has; the others' clients
     are unseen.
     """
@@ -125,17 +142,30 @@ def _compute_fig6(
         totals = jnp.array([cell["total"] for cell in cells])
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
     else:
+        marks, kept = {cell["updates"] for cell in cells}, {}
 
-        def report_progress(chunk):
+        def on_chunk(chunk):
+            if chunk.step in marks:
+                # The next chunk takes the memory of this one.
+                kept[chunk.step] = jax.tree.map(jnp.copy, eqx.filter(chunk.policy, eqx.is_array))
             what = f"{cells[0].program}: {chunk.step} of {chunk.steps} updates"
             progress(what, 0.9 * chunk.step / chunk.steps)
 
-        world, axes = _redrawn(federation, digits, here, seeds)
-        methods, own = [cell["method"] for cell in cells], [own for own, _ in tasks]
+        runs = {
+            (cell["method"], cell["seed"]): own for cell, (own, _) in zip(cells, tasks, strict=True)
+        }
+        methods, own_seeds = zip(*runs, strict=True)
+        world, axes = _redrawn(federation, digits, here, own_seeds)
+        longest = replace(here, steps=max(marks))
         trained = train_paper_policies(
-            here, world, own, methods, seeds, axes=axes, on_chunk=report_progress
+            longest, world, [*runs.values()], methods, own_seeds, axes=axes, on_chunk=on_chunk
         )
-        aggregators = PolicyAggregator(trained.policy)
+        places = {run: place for place, run in enumerate(runs)}
+        found = [
+            take(kept[cell["updates"]], places[cell["method"], cell["seed"]]) for cell in cells
+        ]
+        policies = eqx.combine(stack(found), trained.policy)
+        aggregators = PolicyAggregator(policies)
     exact = replace(here, precision="float32", block=_BLOCK)
     world, _ = _redrawn(paper_world(exact, digits, seeds)[0], digits, exact, seeds)
     tested = stack([own[:1].joined(unseen) for own, unseen in tasks])
@@ -186,17 +216,18 @@ _Curves = dict[tuple[str, str, str], np.ndarray]
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows."""
 
-    def label(method: str, total: float, state: str, tasks: str) -> str:
+    def label(method: str, total: float, state: str, tasks: str, updates: int) -> str:
         where = "" if tasks == _ALIKE else ", unlike tasks"
         if method == "fixed":
             return ("FedAvg" if abs(total - _EQUAL) < 1e-6 else f"fixed share {total:g}") + where
-        return METHOD_NAMES[method] + _STATES[state] + where
+        after = "" if updates == settings["steps"] else f", {updates} updates"
+        return METHOD_NAMES[method] + _STATES[state] + where + after
 
     # The images learned from are some of the paper's test set.
     evaluation, test = settings["evaluation"], settings["test"]
     every = (evaluation * rows.evaluated + test * rows.tested) / (evaluation + test)
     rows = rows.assign(all=every, clients=np.where(rows.task == 0, "own", "unseen"))
-    kinds = rows[["method", "total", "state", "tasks"]].to_numpy()
+    kinds = rows[["method", "total", "state", "tasks", "updates"]].to_numpy()
     rows = rows.assign(label=[label(*values) for values in kinds])
     # FedAvg, the learned ones, the fixed shares.
     names = sorted(
@@ -238,18 +269,9 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         ),
         f"best of the fixed shares at the end: {best}, {unseen.final[best]:.3f}",
     ]
-    for name in (name for name in learned if not name.endswith("unlike tasks")):
-        minority = shares[name][:, -2:].sum(-1)
-        notes.append(
-            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
-            f"{minority[len(minority) // 2]:.2f} half-way, {minority[-1]:.2f} in the last"
-        )
-    precision = settings["precision"]
-    if precision != "float32":
-        notes.append(f"Clients compute in {precision} while a policy learns, in float32 in tests.")
     verdicts = _verdicts(curves, f"all {evaluation + test:,} images")
     title = "Figure 6: aggregation of federated models"
-    draw = partial(_plot, curves, shares)
+    draw = partial(_plot, curves, shares, settings["steps"])
     return [FigureResult("fig6", title, table, verdicts, draw, notes)]
 
 
@@ -260,20 +282,14 @@ def _by_round(rows: Any, columns: list[str]) -> np.ndarray:
     return ordered.to_numpy(float).reshape(*sizes, len(columns))
 
 
-def _gains(
-    curves: _Curves,
-    first: str,
-    second: str,
-    clients: str = "unseen",
-    images: str = "all",
-    *,
-    along: bool = False,
+def _measured(
+    curves: _Curves, name: str, clients: str = "unseen", images: str = "all", *, along: bool = False
 ) -> np.ndarray:
-    """Each seed's first - second after the last round, or along the rounds: the tasks of a seed share its
-    policy and are one unit.
+    """Each seed's accuracy after the last round, or the mean over the rounds: the tasks of a seed share
+    its policy and are one unit.
     """
-    gap = curves[first, clients, images] - curves[second, clients, images]
-    return (gap.mean(-1) if along else gap[..., -1]).mean(-1)
+    own = curves[name, clients, images]
+    return (own.mean(-1) if along else own[..., -1]).mean(-1)
 
 
 def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
@@ -287,34 +303,35 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
             name: options.pop(name) for name in ("above", "below", "paper") if name in options
         }
         if {first, second} <= names:
-            gains = _gains(curves, first, second, *where, **options)
-            yield Verdict.of(claim, mean_over(gains), **bounds)
+            found = {name: _measured(curves, name, *where, **options) for name in (first, second)}
+            levels = {name: float(own.mean()) for name, own in found.items()}
+            yield Verdict.of(claim, compare(*found.values()), levels=levels, **bounds)
 
-    for clients, other in product(("unseen", "own"), ("FedAvg", "STL")):
-        where = f"({clients} clients, {everything})"
-        yield from verdict(f"MTL beats {other} in {final} {where}", "MTL", other, clients)
-        claim = f"MTL beats {other} in {along} {where}"
-        yield from verdict(claim, "MTL", other, clients, along=True)
-    claim = "MTL beats STL in {} where tasks are unlike ({} clients)"
-    pair = ("MTL" + unlike, "STL" + unlike)
-    yield from verdict(claim.format(final, "unseen"), *pair)
-    yield from verdict(claim.format(along, "unseen"), *pair, along=True)
-    yield from verdict(claim.format(final, "own"), *pair, "own", paper=False)
-    alike = ("MTL" + ours, "STL" + ours)
+    # The paper compares in its own setting, and puts MTL's lead over STL down to the variety of clients.
+    settings = {
+        "": ("{clients} clients, " + everything, "FedAvg"),
+        ours: ("{clients} clients, centred state", "FedAvg"),
+        unlike: ("{clients} clients, unlike tasks", "FedAvg, unlike tasks"),
+    }
+    for (kind, (where, plain)), clients in product(settings.items(), ("unseen", "own")):
+        for other, measure in product((plain, "STL" + kind), (final, along)):
+            by_paper = not kind or (kind == unlike and clients == "unseen" and other != plain)
+            options = {"along": measure == along, "paper": by_paper}
+            claim = (
+                f"MTL beats {other.split(',')[0]} in {measure} ({where.format(clients=clients)})"
+            )
+            yield from verdict(claim, "MTL" + kind, other, clients, **options)
+    pair, alike = (("MTL" + kind, "STL" + kind) for kind in (unlike, ours))
     if {*pair, *alike} <= names:
         claim = (
             "many tasks add more where they are unlike than where they are alike (final accuracy)"
         )
-        yield Verdict.of(claim, compare(*(_gains(curves, *both) for both in (pair, alike))))
-    yield from verdict(f"MTL beats STL in {final}, centred state", *alike, paper=False)
-    claim = f"MTL beats FedAvg in {final} where tasks are unlike"
-    yield from verdict(claim, "MTL" + unlike, "FedAvg, unlike tasks", paper=False)
+        leads = [np.subtract(*(_measured(curves, name) for name in both)) for both in (pair, alike)]
+        levels = {"unlike": float(leads[0].mean()), "alike": float(leads[1].mean())}
+        yield Verdict.of(claim, compare(*leads), levels=levels)
     for first, other in (("STL", "FedAvg"), ("MTL", "FedAvg"), ("MTL", "STL")):
         claim = f"{first} beats {other} in {final} (unseen clients, disjoint images)"
         yield from verdict(claim, first, other, "unseen", "disjoint", paper=False)
-    claim = "testing also on images learned from adds to MTL's gain over FedAvg"
-    gains = (_gains(curves, "MTL", "FedAvg", images=some) for some in ("all", "disjoint"))
-    yield Verdict.of(claim, compare(*gains), paper=False)
     claim = "MTL is not worse than STL by more than .01"
     yield from verdict(claim, "MTL", "STL", above=-0.01, paper=False)
     claim = "prioritisation adds to mean accuracy where tasks are unlike"
@@ -327,9 +344,9 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
     yield from verdict(claim, f"fixed share {_INFORMED:g}", "MTL" + rich, below=0.005, paper=False)
 
 
-def _plot(curves: _Curves, shares: dict[str, np.ndarray]) -> Figure:
-    """Test accuracy by round, then each client's share under STL and under MTL."""
-    figure, (left, *right) = panels(12, 3.8, 3)
+def _plot(curves: _Curves, shares: dict[str, np.ndarray], steps: int) -> Figure:
+    """Test accuracy by round, by updates where there are several, and each client's share."""
+    figure, (left, middle, *right) = panels(15, 3.8, 4)
     mean = {
         name: own.mean((0, 1))
         for (name, clients, images), own in curves.items()
@@ -339,12 +356,21 @@ def _plot(curves: _Curves, shares: dict[str, np.ndarray]) -> Figure:
     for name in (
         "FedAvg",
         f"fixed share {_INFORMED:g}",
-        *(name for name in shares if name in mean),
+        *(name for name in shares if name in mean and not name.endswith(" updates")),
     ):
         left.plot(rounds, mean[name], label=name)
     left.set(title="test accuracy of the aggregate", xlabel="round")
     left.set_ylim(mean["FedAvg"][1:].min(), None)
     left.legend(fontsize=8)
+    for name in ("STL", "MTL"):
+        after = {steps: mean[name].mean()}
+        for other in mean:
+            if other.startswith(f"{name}, ") and other.endswith(" updates"):
+                after[int(other.split()[-2])] = mean[other].mean()
+        middle.plot(sorted(after), [after[n] for n in sorted(after)], "o-", label=name)
+    middle.axhline(mean["FedAvg"].mean(), color="k", linewidth=0.8, label="FedAvg")
+    middle.set(title="mean accuracy over the rounds", xlabel="updates of PPO")
+    middle.legend(fontsize=8)
     for axis, name in zip(right, ("STL", "MTL"), strict=True):
         axis.plot(rounds, shares[name][:, :-2], color="0.7")
         axis.plot(rounds, shares[name][:, -2:], color="C3")

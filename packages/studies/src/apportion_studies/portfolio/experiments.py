@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from apportion.certify.statistics import over_rows_and_columns
-from apportion.domains.portfolio.market import Costs, Market
+from apportion.domains.portfolio.market import Costs, Market, growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
@@ -29,6 +29,12 @@ from apportion.trees import stack
 SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}
 SMALL |= {"learning_rate": 3e-3}
 """Settings of studies at quick scale."""
+POINTS = "points a year"
+"""Unit of every gain of the portfolio studies: 100 times the log growth a year, net of costs.
+
+Policies learn to maximise log growth, it adds up over years, and a difference of two growths does not
+depend on how much the market itself grew, as one of two returns does.
+"""
 SURVIVORSHIP = (
     "The instruments are those that were large when the data was gathered (survivorship), and each "
     "year of a market is one draw: intervals are over experiments and years of this market only."
@@ -78,7 +84,7 @@ class Experiments:
 
         Each experiment has `own` tasks to train on, and `shown` of the held-out instruments.
         """
-        seeds = range(settings.seed, settings.seed + experiments)
+        seeds = seeds_of(settings.seed, experiments)
         halves = [split_entities(len(prices.tickers), held_out, seed=seed) for seed in seeds]
         own_tasks, unseen_tasks = (
             stack(
@@ -114,6 +120,73 @@ class Experiments:
         )
 
 
+def seeds_of(seed: int, count: int) -> range:
+    """The seeds of a study's parts; studies of different seeds have none in common.
+
+    >>> seeds_of(0, 3), seeds_of(1, 3)
+    (range(0, 3), range(1000, 1003))
+    """
+    return range(1000 * seed, 1000 * seed + count)
+
+
+def doubling(first: int, end: int) -> set[int]:
+    """Numbers of updates after which policies are tested: the first, twice as many and so on, and the end.
+
+    >>> sorted(doubling(100, 1000))
+    [100, 200, 400, 800, 1000]
+    """
+    doubled = {first * 2**power for power in range(end.bit_length())}
+    return {step for step in doubled if step < end} | {end}
+
+
+def stopped(rows: Any, arm: Sequence[str]) -> Any:
+    """The rows of policies stopped at the number of updates that was best in the year before.
+
+    Parameters
+    ----------
+    rows
+        Columns `experiment`, `year`, `tested`, `step` and `gain`, and those of `arm`; the first year is
+        for validation alone.
+    arm
+        Columns that name an arm.
+
+    Returns
+    -------
+    DataFrame
+        Rows of all years but the first. Each arm has one number of updates for an experiment and year:
+        the one with the highest mean gain, on own tasks in the year before, of the policies of the same
+        arm and experiment that learned from the days before that year.
+    """
+    place = [*arm, "experiment", "year"]
+    own = rows[rows.tested == "own"].groupby([*place, "step"]).gain.mean()
+    best = own.unstack("step").idxmax(axis=1).rename("step").reset_index()
+    return rows.merge(best.assign(year=best.year + 1), on=[*place, "step"])
+
+
+def shares_of_variance(gap: Any, noise: float) -> dict[str, float]:
+    """Which share of the variance of the mean of a gap, experiments by years, each source has.
+
+    `noise` is the variance of a cell of the gap over training seeds. What a year does to one experiment
+    alone is "years by experiments"; more experiments reduce everything except the share of years.
+
+    >>> gap = pd.DataFrame([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]])
+    >>> shares_of_variance(gap, 0.0)["years"]
+    1.0
+    """
+    table = np.asarray(gap, float)
+    mean, by_row, by_column = table.mean(), table.mean(1), table.mean(0)
+    rest = ((table - by_row[:, None] - by_column + mean) ** 2).sum()
+    rest /= max((table.shape[0] - 1) * (table.shape[1] - 1), 1)
+    found = {
+        "years": max(by_column.var(ddof=1) * table.shape[0] - rest, 0.0),
+        "experiments": max(by_row.var(ddof=1) * table.shape[1] - rest, 0.0),
+        "years by experiments": max(rest - noise, 0.0),
+        "training seeds": min(noise, rest),
+    }
+    whole = sum(found.values()) or 1.0
+    return {name: float(part / whole) for name, part in found.items()}
+
+
 def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
     """What `follow` makes of each policy with its own part of the others.
 
@@ -138,6 +211,24 @@ def at_once(tasks: Task) -> int:
     return max(1, 1000 // tasks.members.shape[1])
 
 
+@eqx.filter_jit
+def walk_each(
+    policies: Policy,
+    market: Market,
+    starts: Int[Array, " runs"],
+    days: Int[Array, " runs"],
+    tasks: Task,
+) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
+    """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
+
+    def one(policy: Policy, start, days, tasks: Task):
+        here = eqx.tree_at(lambda m: m.first, market, start)
+        log = jax.vmap(lambda task: walk_policy(policy, here, task, chunk=512).log_return)(tasks)
+        return growth_and_sharpe(log, days)
+
+    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
+
+
 def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
     """A batch's table taken apart: each cell with what it is and its rows.
 
@@ -149,7 +240,7 @@ def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
         yield cell, pd.DataFrame(cell.values, index=own.index).join(own)
 
 
-def note(name: str, values: Any, unit: str = "points a year") -> str:
+def note(name: str, values: Any, unit: str = POINTS) -> str:
     """A value, experiments by years, with its interval as a plain sentence."""
     e = over_rows_and_columns(values)
     return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"

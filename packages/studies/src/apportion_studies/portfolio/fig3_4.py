@@ -1,17 +1,26 @@
 """Figures 3 and 4: STL, MTL and P-MTL walked forward over years, and what transfers to other instruments.
 
 Every policy learns from the days before a test year and is walked through that year, net of costs. A cell
-is a method, a number of tasks T, an experiment and a year. As the paper's caption has it, an epoch is 300
-updates for each task: a multi-task policy has 300 T of them, and each of T single-task policies 300, so
-that 12 epochs are 18,000 updates of a policy for 5 tasks, 108,000 for 30, and 3,600 of each single-task
-policy. All are tested at each epoch. That is the comparison at equal epochs; the one at equal updates
-reads every policy after 18,000, single-task ones trained on so long for the first 3 tasks. The paper's
-year is 2019; 2013 to 2018 say whether it was a lucky one. Runs of one (experiment, year) share first
-parameters and draws, so that they differ by method alone.
+is a method, a number of tasks T, an experiment, a year and a training seed. As the paper's caption has it,
+an epoch is 300 updates for each task: a multi-task policy has 300 T of them, and each of T single-task
+policies 300, so that 12 epochs are 18,000 updates of a policy for 5 tasks, 108,000 for 30, and 3,600 of
+each single-task policy. The paper's year is 2019; 2013 to 2018 say whether it was a lucky one. Runs of one
+(experiment, year, training seed) share first parameters and draws, so that they differ by method alone.
+
+Figures 3 and 4 compare at equal epochs, the paper's protocol. The third figure sets two others beside it.
+At equal updates every policy is read after 18,000, single-task ones trained on so long for the first 3
+tasks. Stopped early, every arm has the number of updates that was best on its own tasks in the year
+before, of the policies that learned from the days before that year: one number for an arm, an experiment
+and a year, out of 100, 200, 400 and so on and the ends of epochs. The year before the first test year
+serves validation alone.
+
+Multi-task policies are trained from 4 seeds with 5 tasks and from 2 with 30, which are six times as
+expensive, and seeds are averaged before anything is compared. A single-task arm is already a mean over its
+policies and has one. That is about twice the updates of one seed each.
 
 A cell's rows: tested (own tasks each by its number, or the mean of the held-out ones, task -1), epoch,
-step (updates of a policy), gain (annualised percentage points over Equal CRP, net), log_gain (log growth a
-year) and sharpe_gain.
+step (updates of a policy), gain (points a year over Equal CRP: 100 times log growth, net), sharpe and
+equal_sharpe (Sharpe ratios of the policy and of Equal CRP).
 
 Figure 3: the gain over Equal CRP on tasks of instruments never trained on. Claims: multi-task policies
 beat Equal CRP there. Figure 4: learning curves by epoch, and for each fraction of tasks the gain over STL
@@ -20,26 +29,20 @@ than STL, 30 tasks beat 5, from 30 % of tasks on P-MTL gains more over STL than 
 not help much, which is read here as by less than a point a year.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from apportion.certify.statistics import over_rows_and_columns
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import market as markets
 from apportion.domains.portfolio.backtest import lazy_rebalancing
-from apportion.domains.portfolio.baselines import volatility_tilt
-from apportion.domains.portfolio.market import Market, Walk, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY
 from apportion.domains.portfolio.settings import PortfolioSettings
@@ -51,26 +54,32 @@ from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
-from apportion.tasks import Task, single_tasks
+from apportion.tasks import single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import copies, take
 from apportion_studies.portfolio.experiments import (
+    POINTS,
     SMALL,
     SURVIVORSHIP,
     Experiments,
-    at_once,
     by_cell,
-    each_policy,
+    doubling,
     note,
+    shares_of_variance,
+    stopped,
+    walk_each,
 )
 
-_TILT = "volatility-tilt"
 _MULTI = ("mtl", "pmtl")
 _FROM, _UP_TO = 0.3, 0.2
 """The fractions of tasks from which on priorities should help, and up to which they should not."""
 _LITTLE = 1.0
 """Points a year that count as not much."""
-_GAINS = ["gain", "log_gain", "sharpe_gain"]
+_VALUES = ["gain", "sharpe", "equal_sharpe"]
+_EPOCHS, _UPDATES, _STOPPED = "equal epochs", "equal updates", "stopped early"
+_TESTED = {"own": "own tasks", "held-out": "held-out instruments"}
+_Arm = tuple[str, int]
+"""A method and its number of tasks."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,10 @@ class _GridSize:
     """Updates for each task in an epoch."""
     epochs: int
     """Each with an evaluation; so many of few tasks should make a whole number of many tasks' epochs."""
+    mark: int
+    """Updates before the first evaluation, a divisor of `epoch`; later ones are at twice as many each."""
+    replicates: tuple[int, int]
+    """Training seeds of a multi-task policy of few and of many tasks."""
 
     def within(self, prices: Prices) -> "_GridSize":
         """The grid cut to what the data has: its years, and enough instruments held out."""
@@ -99,12 +112,13 @@ class _GridSize:
         years = tuple(
             year
             for year in self.years
-            if prices.row(f"{year}-01-01") >= least and year in prices.years()
+            if prices.row(f"{year - 1}-01-01") >= least and {year - 1, year} <= {*prices.years()}
         )
         if not years:
             raise InputError(
                 f"prices: {prices.dates[0]} to {prices.dates[-1]} leaves none of the test years "
-                f"{self.years[0]} to {self.years[-1]} with {least} days before it; give prices that do"
+                f"{self.years[0]} to {self.years[-1]} with a year and {least} days before; "
+                "give prices that do"
             )
         universe = len(prices.tickers)
         if universe - self.held_out < s.task_size + 1 or self.held_out < s.task_size:
@@ -114,10 +128,25 @@ class _GridSize:
             )
         return replace(self, years=years)
 
+    @property
+    def walked(self) -> tuple[int, ...]:
+        """The test years, and before them the one that serves validation alone."""
+        return self.years[0] - 1, *self.years
+
     def updates(self, method: str, count: int) -> int:
-        """Updates of a policy in the part of its training between two tests."""
+        """Updates of a policy in an epoch; single-task ones that go on have those of few tasks."""
         shared = count if method != "stl" else 1 if count == max(self.counts) else min(self.counts)
         return self.epoch * shared
+
+    def marks(self, method: str, count: int) -> set[int]:
+        """Numbers of updates after which a policy is tested: geometric ones, and its epochs."""
+        every = self.updates(method, count)
+        end = self.epochs * every
+        return doubling(self.mark, end) | set(range(every, end + 1, every))
+
+    def seeds(self, method: str, count: int) -> int:
+        """Training seeds of a cell."""
+        return self.replicates[self.counts.index(count)] if method in _MULTI else 1
 
 
 _SCALES = {
@@ -131,6 +160,8 @@ _SCALES = {
         shown=4,
         epoch=40,
         epochs=4,
+        mark=20,
+        replicates=(1, 1),
     ),
     "paper": _GridSize(
         settings=PortfolioSettings.paper(),
@@ -142,6 +173,8 @@ _SCALES = {
         shown=10,
         epoch=300,
         epochs=12,
+        mark=100,
+        replicates=(4, 2),
     ),
 }
 
@@ -159,11 +192,15 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
         ("stl", size.long),
     ]
     cells = []
-    for method, count in [*programs, (LAZY, 0), (_TILT, 0)]:
-        for experiment, year in product(range(size.experiments), size.years):
+    for method, count in [*programs, (LAZY, 0)]:
+        seeds = range(size.seeds(method, count))
+        # What is not stopped early needs no year of validation.
+        years = size.walked if count in size.counts else size.years
+        for experiment, year, replicate in product(range(size.experiments), years, seeds):
             values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
             program = f"{method}-{count}"
-            cells.append(Cell(f"{program}-{experiment}-{year}", values, program))
+            name = f"{program}-{experiment}-{year}-{replicate}"
+            cells.append(Cell(name, values | {"replicate": replicate}, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), "tasks": own.pop("counts"), **own}
     # What these two would say, epochs and cells do.
@@ -175,7 +212,7 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
     """The rows of cells of one program: all of them trained in one vmap, tested at every epoch."""
     s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
     counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
-    known = Experiments.of(prices, s, size.years, size.experiments, **counts)
+    known = Experiments.of(prices, s, size.walked, size.experiments, **counts)
     each = count if method == "stl" else 1
     runs = known.runs(cells, each)
     own = take(known.own.first(count or max(size.counts)), known.runs(cells).experiment)
@@ -183,10 +220,10 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
         own = single_tasks(own.flat)
     tested = {"own": own, "held-out": take(known.held_out, runs.experiment)}
 
-    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> dict[str, Any]:
+    def test(policies: Policy) -> dict[str, Any]:
         """Net log growth a year and Sharpe ratio, (runs, tasks) each, by kind of task."""
         where = (known.testing, runs.starts, runs.days)
-        return {kind: _record(policies, *where, tasks, follow) for kind, tasks in tested.items()}
+        return {kind: walk_each(policies, *where, tasks) for kind, tasks in tested.items()}
 
     equal, frames = test(EqualShares()), []
 
@@ -194,21 +231,22 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
         frames.append(_rows(values, equal, len(cells)).assign(step=step))
 
     def on_chunk(chunk: Chunk) -> None:
-        record(test(chunk.policy), chunk.step)
+        if chunk.step in marks:
+            record(test(chunk.policy), chunk.step)
         what = f"{method}, {count} tasks: {len(cells)} cells, step {chunk.step}"
         progress(what, chunk.step / chunk.steps)
 
-    every = 1
     if method == LAZY:
         record(test(copies(lazy_rebalancing(), len(cells))), 0)
-    elif method == _TILT:
-        record(test(EqualShares(), _follow_tilt), 0)
     else:
-        every = size.updates(method, count)
-        s = replace(s, method=method, steps=size.epochs * every)
-        # The first parameters and the draws of a pair come from its place among all.
+        marks = size.marks(method, count)
+        s = replace(s, method=method, steps=max(marks))
+        # The first parameters and the draws come from the seed and the place of a pair among all.
+        replicate = np.repeat([cell["replicate"] for cell in cells], each)
         policy_keys, run_keys = (
-            jax.random.split(jax.random.fold_in(jax.random.key(s.seed), i), known.pairs)[runs.pair]
+            jax.random.split(
+                jax.random.fold_in(jax.random.key(s.seed), i), (max(size.replicates), known.pairs)
+            )[replicate, runs.pair]
             for i in range(2)
         )
         train_portfolio_runs(
@@ -218,318 +256,373 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
             policy_keys=policy_keys,
             run_keys=run_keys,
             lengths=runs.lengths,
-            chunks=Chunks(every, every, on_chunk),
+            chunks=Chunks(size.mark, size.mark, on_chunk),
         )
     an_epoch = size.epoch * (1 if method == "stl" else max(count, 1))
     table = pd.concat(frames)
-    yield from by_cell(cells, table.assign(epoch=table.step // an_epoch))
-
-
-@eqx.filter_jit
-def _record(
-    policies: Policy,
-    market: Market,
-    starts: Int[Array, " runs"],
-    days: Int[Array, " runs"],
-    tasks: Task,
-    follow: Callable[..., Walk],
-) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
-    """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
-
-    def one(policy: Policy, start, days, tasks: Task):
-        here = eqx.tree_at(lambda m: m.first, market, start)
-        log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
-        return markets.growth_and_sharpe(log, days)
-
-    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
-
-
-def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
-    """The volatility tilt of every backtest, which sees all days before each period."""
-    closes = market.prices[:, task.members, 0]
-    targets = volatility_tilt(closes[1:] / closes[:-1])
-    days = market.first - 1 + jnp.arange(market.horizon)
-    return markets.walk_targets(targets[days], market, task)
+    yield from by_cell(cells, table.assign(epoch=table.step / an_epoch))
 
 
 def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataFrame:
-    """The gains over Equal CRP at one time: own tasks each, held-out ones in the mean."""
+    """What is gained over Equal CRP at one time: own tasks each, held-out ones in the mean."""
     frames = []
     for kind in values:
         (growth, sharpe), (base, base_sharpe) = map(np.asarray, (values[kind], equal[kind]))
-        gains = np.stack(
-            [100 * (np.exp(growth) - np.exp(base)), growth - base, sharpe - base_sharpe]
+        found = np.stack(
+            [100 * (growth - base), sharpe, np.broadcast_to(base_sharpe, sharpe.shape)]
         )
         # Single-task policies of a cell stand side by side as tasks.
-        gains = gains.reshape(len(_GAINS), cells, -1)
+        found = found.reshape(len(_VALUES), cells, -1)
         if kind == "held-out":
-            gains = gains.mean(-1, keepdims=True)
-        cell, task = (index.ravel() for index in np.indices(gains.shape[1:]))
-        frame = pd.DataFrame(gains.reshape(len(_GAINS), -1).T, columns=_GAINS)
+            found = found.mean(-1, keepdims=True)
+        cell, task = (index.ravel() for index in np.indices(found.shape[1:]))
+        frame = pd.DataFrame(found.reshape(len(_VALUES), -1).T, columns=_VALUES, dtype=np.float32)
         task = task if kind == "own" else -1
         frames.append(frame.assign(place=cell, tested=kind, task=task))
     return pd.concat(frames)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    held_out, own = (select(rows, tested=kind) for kind in ("held-out", "own"))
-    (few, many), years = _task_counts(rows), sorted(rows.year.unique())
-    last = int(select(rows, method="stl", tasks=many).epoch.max())
-    shown = {"STL": ("stl", many), "lazy Equal CRP": (LAZY, 0), "volatility tilt": (_TILT, 0)} | {
-        f"{METHOD_NAMES[method]}, {count} tasks": (method, count)
-        for count, method in product((few, many), _MULTI)
-    }
+    rows = rows.assign(sharpe_gain=rows.sharpe - rows.equal_sharpe)
+    known = _Arms.of(rows)
+    protocols = known.protocols(rows)
+    kinds = {kind: select(protocols[_EPOCHS], tested=kind) for kind in _TESTED}
     gains = {
         label: {
-            name: over_rows_and_columns(_gains_of(held_out, method=method, tasks=count)[some])
-            for name, (method, count) in shown.items()
+            name: over_rows_and_columns(_gap(kinds["held-out"], arm).values[some])
+            for name, arm in known.shown.items()
         }
         for label, some in (
-            (f"{years[-1]}, as in the paper", years[-1:]),
-            (f"{years[0]} to {years[-1]}", years),
+            (f"{known.years[-1]}, as in the paper", known.years[-1:]),
+            (f"{known.years[0]} to {known.years[-1]}", known.years),
         )
     }
-    draw = partial(forest, gains, f"points a year over Equal CRP, net, after {last} epochs")
-    mtl, pmtl = (_gains_of(held_out, method=method, tasks=many) for method in _MULTI)
-    sharpe = _gains_of(held_out, method="mtl", tasks=many, column="sharpe_gain")
-    notes = (
-        *_notes_on_what_learns_nothing(held_out),
-        note(f"MTL with {many} tasks", mtl),
-        note("its Sharpe ratio over Equal CRP's", sharpe, "a year"),
-        note(f"P-MTL less MTL with {many} tasks", pmtl - mtl),
-        SURVIVORSHIP,
+    draw = partial(forest, gains, f"{POINTS} over Equal CRP, net, after {known.epochs} epochs")
+    fig3 = FigureResult(
+        "fig3",
+        "Figure 3: gain over Equal CRP on instruments never trained on",
+        _summary(select(rows, tested="held-out"), known),
+        _transfer_verdicts(kinds["held-out"], known),
+        draw,
+        [*_notes(kinds["held-out"], known), SURVIVORSHIP],
     )
-    title = "Figure 3: gain over Equal CRP on instruments never trained on"
-    verdicts = _transfer_verdicts(held_out)
-    fig3 = FigureResult("fig3", title, _summary(held_out), verdicts, draw, notes)
-    title = "Figure 4: learning curves by epoch, and the fraction of tasks that gain over STL"
-    draw = partial(_plot_learning, own)
+    own = select(rows[rows.year.isin(known.years)], tested="own")
     fig4 = FigureResult(
-        "fig4", title, _summary(own), _learning_verdicts(own), draw, _learning_notes(own)
+        "fig4",
+        "Figure 4: learning curves by epoch, and the fraction of tasks that gain over STL",
+        _summary(select(rows, tested="own"), known),
+        _learning_verdicts(own, kinds["own"], known),
+        partial(_plot_learning, own, kinds["own"], known),
+        [*_notes(kinds["own"], known), SURVIVORSHIP],
     )
-    return [fig3, fig4]
+    return [fig3, fig4, _conclude_protocols(protocols, known)]
 
 
-def _gains_of(
-    table: Any,
-    *,
-    step: int | None = None,
-    first: int | None = None,
-    column: str = "gain",
-    **where: Any,
-) -> Any:
-    """The values of one method as experiments by years, at a step (default: its last).
+@dataclass(frozen=True)
+class _Gap:
+    """A difference of two arms, or what one gains over Equal CRP, on the tasks that both have."""
 
-    They are means over the tasks there are, or over the first so many of them.
-    """
-    rows = select(table, **where)
-    rows = rows if first is None else rows[rows.task < first]
-    step = rows.step.max() if step is None else step
-    return rows[rows.step == step].groupby(["experiment", "year"])[column].mean().unstack("year")
+    values: Any
+    """Experiments by years, means over training seeds and tasks."""
+    arms: dict[str, Any]
+    """The values of each arm."""
+    noise: float
+    """Variance of one of the values over training seeds."""
+
+    def shares(self) -> dict[str, float]:
+        """Which share of the variance of its mean each source has."""
+        return shares_of_variance(self.values, self.noise)
 
 
-def _summary(table: Any) -> pd.DataFrame:
-    """A row for each method, number of tasks and epoch: mean gains, the gain's interval."""
+def _gap(rows: Any, first: _Arm, second: _Arm | None = None, column: str = "gain") -> _Gap:
+    """What the first arm has more of than the second, or than Equal CRP."""
+    found = [select(rows, method=arm[0], tasks=arm[1]) for arm in (first, second) if arm]
+    tasks = set.intersection(*(set(one.task) for one in found))
+    cell, values, noise = ["experiment", "year"], [], 0.0
+    for one in found:
+        one = one[one.task.isin(tasks)]
+        seeds = one.groupby([*cell, "replicate"])[column].mean().unstack("replicate")
+        values.append(seeds.mean(axis=1).unstack("year"))
+        if seeds.shape[1] > 1:
+            noise += float(seeds.var(axis=1).mean()) / seeds.shape[1]
+    if second is None:
+        return _Gap(values[0], {}, noise)
+    arms = dict(zip((_name(first), _name(second)), values, strict=True))
+    return _Gap(values[0] - values[1], arms, noise)
+
+
+def _name(arm: _Arm) -> str:
+    method, count = arm
+    return "STL" if method == "stl" else f"{METHOD_NAMES[method]} with {count} tasks"
+
+
+@dataclass(frozen=True)
+class _Arms:
+    """The arms that a table has, and how long each was trained."""
+
+    few: int
+    many: int
+    long: int
+    """Single-task policies that go on to the updates of few tasks."""
+    years: list[int]
+    """Test years."""
+    ends: dict[_Arm, int]
+    """Updates of a policy in the end."""
+    epochs: int
+
+    @classmethod
+    def of(cls, rows: Any) -> "_Arms":
+        few, many = sorted(int(count) for count in select(rows, method="mtl").tasks.unique())
+        ends = rows.groupby(["method", "tasks"]).step.max().to_dict()
+        [long] = [count for method, count in ends if method == "stl" and count != many]
+        epochs = int(select(rows, method="stl", tasks=many).epoch.max())
+        return cls(few, many, long, sorted(rows.year.unique())[1:], ends, epochs)
+
+    @property
+    def single(self) -> _Arm:
+        return "stl", self.many
+
+    @property
+    def multi(self) -> list[_Arm]:
+        return [(method, count) for count in (self.few, self.many) for method in _MULTI]
+
+    @property
+    def shown(self) -> dict[str, _Arm]:
+        """Arms, and lazy Equal CRP, which learns nothing, by name."""
+        arms = {_name(arm): arm for arm in (self.single, *self.multi)}
+        return arms | {"lazy Equal CRP": (LAZY, 0)}
+
+    @property
+    def equal(self) -> int:
+        """The updates of every policy at equal updates."""
+        return self.ends["mtl", self.few]
+
+    def protocols(self, rows: Any) -> dict[str, Any]:
+        """The rows of test years by protocol; the arms have the same names in all."""
+        tested = rows[rows.year.isin(self.years)]
+        short = rows[(rows.method != "stl") | (rows.tasks == self.many)]
+        last = short.groupby(["method", "tasks"]).step.transform("max")
+        return {
+            _EPOCHS: short[(short.step == last) & short.year.isin(self.years)],
+            _UPDATES: tested[tested.step == self.equal].assign(
+                tasks=lambda own: own.tasks.where(own.method != "stl", self.many)
+            ),
+            _STOPPED: stopped(short[short.step > 0], ["method", "tasks"]),
+        }
+
+    def at_equal_epochs(self, first: _Arm, second: _Arm) -> str:
+        """The paper's protocol in words."""
+        return f"at equal epochs ({self.ends[first]:,} updates against {self.ends[second]:,})"
+
+
+def _summary(table: Any, known: _Arms) -> pd.DataFrame:
+    """A row for each method, number of tasks and number of updates: means, and the gain's interval."""
     found, by = [], ["method", "tasks", "tested", "epoch", "step"]
-    for key, own in table.groupby(by):
-        gains = _gains_of(own)
-        e = over_rows_and_columns(gains)
+    for key, own in table[table.year.isin(known.years)].groupby(by):
+        gap = _gap(own, (key[0], key[1]))
+        e = over_rows_and_columns(gap.values)
         found.append(
             dict(zip(by, key, strict=True))
-            | {"experiments": gains.shape[0], "years": gains.shape[1]}
             | {"gain": e.value, "low": e.low, "high": e.high}
-            | {name: float(own[name].mean()) for name in _GAINS[1:]}
+            | {name: float(own[name].mean()) for name in ("sharpe", "sharpe_gain")}
         )
     return pd.DataFrame(found)
 
 
-def _task_counts(table: Any) -> tuple[int, int]:
-    """The numbers of tasks of multi-task policies, few and many."""
-    few, many = sorted(int(t) for t in select(table, method="mtl").tasks.unique())
-    return few, many
-
-
-def _trained_for(table: Any) -> tuple[dict[tuple[str, int], int], int]:
-    """Updates of a policy in the end, by method and number of tasks; and how many single-task policies go
-    on to as many as one of few tasks has.
-    """
-    ends = table.groupby(["method", "tasks"]).step.max().to_dict()
-    [long] = [
-        count for method, count in ends if method == "stl" and count != _task_counts(table)[1]
-    ]
-    return ends, long
-
-
-def _at_equal_epochs(updates: int, others: int) -> str:
-    """The paper's protocol in words."""
-    return f"at equal epochs ({updates:,} updates against {others:,})"
-
-
-def _at_equal_updates(updates: int) -> str:
-    """The other protocol in words."""
-    return f"at equal updates ({updates:,} each)"
-
-
-def _by_years(claim: str, gap: Any, *, paper: bool, **bounds: float) -> Iterator[Verdict]:
-    """Whether a gap, experiments by years, is positive, or within bounds: in the last year, the paper's,
-    then over all.
-    """
-    first, last = gap.columns[0], gap.columns[-1]
-    own = over_rows_and_columns(gap[[last]])
-    yield Verdict.of(f"{claim}, in {last}", own, paper=paper, **bounds)
-    claim = f"{claim}, over {first} to {last}"
-    if not bounds:
-        positive = int((gap.mean(axis=0) > 0).sum())
-        claim = f"{claim} ({positive} of {gap.shape[1]} years positive)"
-    yield Verdict.of(claim, over_rows_and_columns(gap), paper=False, **bounds)
-
-
-def _transfer_verdicts(table: Any) -> Iterator[Verdict]:
-    (few, many), (ends, long) = _task_counts(table), _trained_for(table)
-    for method, count in product(_MULTI, (few, many)):
-        gains = _gains_of(table, method=method, tasks=count)
-        name = f"{METHOD_NAMES[method]} with {count} tasks"
-        claim = f"{name} beats Equal CRP after {ends[method, count]:,} updates"
-        yield from _by_years(claim, gains, paper=True)
-    most, equal = ends["mtl", many], ends["mtl", few]
-    for step, than_few, than_single in (
-        (most, _at_equal_epochs(most, equal), _at_equal_epochs(most, ends["stl", many])),
-        (equal, _at_equal_updates(equal), _at_equal_updates(equal)),
+def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterator[Verdict]:
+    """Whether a gap is positive, or within bounds: in the last year, the paper's, then over all."""
+    first, last = gap.values.columns[0], gap.values.columns[-1]
+    for words, years, whose in (
+        (f"in {last}", [last], paper),
+        (f"over {first} to {last}", gap.values.columns, False),
     ):
-        mtl = _gains_of(table, method="mtl", tasks=many, step=step)
-        claim = f"{many} tasks transfer better than {few} {than_few} (MTL)"
-        gap = mtl - _gains_of(table, method="mtl", tasks=few)
-        yield from _by_years(claim, gap, paper=False)
-        claim = f"MTL with {many} tasks transfers better than STL {than_single}"
-        gap = mtl - _gains_of(table, method="stl", tasks=many if step == most else long)
-        yield from _by_years(claim, gap, paper=False)
+        found = over_rows_and_columns(gap.values[years])
+        levels = {name: float(np.mean(one[years])) for name, one in gap.arms.items()}
+        full = f"{claim}, {words} ({POINTS})"
+        yield Verdict.of(full, found, paper=whose, levels=levels, **bounds)
 
 
-def _notes_on_what_learns_nothing(table: Any) -> tuple[str, str]:
+def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
+    """Whether policies have a higher Sharpe ratio than Equal CRP in the end, over all years."""
+    [kind] = rows.tested.unique()
+    for arm in known.multi:
+        found = over_rows_and_columns(_gap(rows, arm, column="sharpe_gain").values)
+        columns = {_name(arm): "sharpe", "Equal CRP": "equal_sharpe"}
+        means = {name: _gap(rows, arm, column=one).values for name, one in columns.items()}
+        levels = {name: float(np.mean(values)) for name, values in means.items()}
+        claim = f"{_name(arm)} has a higher Sharpe ratio than Equal CRP on {_TESTED[kind]}"
+        claim += f" after {known.ends[arm]:,} updates, over {known.years[0]} to {known.years[-1]}"
+        yield Verdict.of(claim, found, paper=False, levels=levels)
+
+
+def _sharpe_note(rows: Any, known: _Arms) -> str:
+    """The Sharpe ratios of all multi-task arms less Equal CRP's, in a sentence."""
+    found = {
+        f"{_name(arm)}, {name}": _gap(select(rows, tested=kind), arm, column="sharpe_gain").values
+        for (kind, name), arm in product(_TESTED.items(), known.multi)
+    }
+    estimates = {name: over_rows_and_columns(gap) for name, gap in found.items()}
+    below = sum(e.high < 0 for e in estimates.values())
+    listed = "; ".join(
+        f"{name} {e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}], "
+        f"{int((found[name].mean() > 0).sum())} of {len(known.years)} years positive"
+        for name, e in estimates.items()
+    )
     return (
-        note("Lazy Equal CRP, which learns nothing", _gains_of(table, method=LAZY)),
-        note(
-            "A tilt to volatile instruments, which learns nothing", _gains_of(table, method=_TILT)
-        ),
+        f"Sharpe ratio less Equal CRP's after {known.epochs} epochs: the whole interval is below 0 in "
+        f"{below} of {len(found)} cases ({listed})."
     )
 
 
-def _learning_verdicts(table: Any) -> Iterator[Verdict]:
-    (few, many), (ends, long) = _task_counts(table), _trained_for(table)
-    equal = ends["pmtl", few]
-    for count, method in product((few, many), _MULTI):
-        own, paper = {"method": method, "tasks": count}, method == "pmtl"
-        name = f"{METHOD_NAMES[method]} with {count} tasks"
-        ours = _curve(table, count, **own)
-        single = _curve(table, count, method="stl", tasks=many)
-        claim = f"{name} beats STL {_at_equal_epochs(ends[method, count], ends['stl', many])}"
-        yield from _by_years(claim, ours[-1] - single[-1], paper=paper)
-        if paper:
-            claim = f"{name} learns faster than STL at equal epochs (mean of all {len(ours)})"
-            yield from _by_years(claim, _mean(ours) - _mean(single), paper=True)
-        ours = _gains_of(table, step=equal, first=long, **own)
-        claim = f"{name} beats STL {_at_equal_updates(equal)}"
-        yield from _by_years(claim, ours - _gains_of(table, method="stl", tasks=long), paper=False)
-    # The same tasks for both: those of the policies with few.
-    fewer = _gains_of(table, method="pmtl", tasks=few)
-    for step, words in (
-        (ends["pmtl", many], _at_equal_epochs(ends["pmtl", many], equal)),
-        (equal, _at_equal_updates(equal)),
+def _notes(rows: Any, known: _Arms) -> Iterator[str]:
+    """What each arm gains over Equal CRP."""
+    for name, arm in known.shown.items():
+        after = f", {known.ends[arm]:,} updates" if known.ends[arm] else ", which learns nothing"
+        yield note(f"{name}{after}", _gap(rows, arm).values)
+
+
+def _transfer_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
+    for arm in known.multi:
+        claim = f"{_name(arm)} beats Equal CRP after {known.ends[arm]:,} updates"
+        yield from _by_years(claim, _gap(rows, arm), paper=True)
+    few, many = ("mtl", known.few), ("mtl", known.many)
+    for other, claim in (
+        (few, f"{known.many} tasks transfer better than {known.few} (MTL)"),
+        (known.single, f"{_name(many)} transfers better than STL"),
     ):
-        more = _gains_of(table, method="pmtl", tasks=many, step=step, first=few)
-        claim = f"{many} tasks beat {few} {words} (P-MTL)"
-        yield from _by_years(claim, more - fewer, paper=step != equal)
-    for count in (few, many):
-        mtl, pmtl = (_curve(table, count, method=method, tasks=count) for method in _MULTI)
-        yield from _by_years(f"P-MTL beats MTL with {count} tasks", pmtl[-1] - mtl[-1], paper=True)
+        claim = f"{claim} {known.at_equal_epochs(many, other)}"
+        yield from _by_years(claim, _gap(rows, many, other), paper=False)
+    yield from _sharpe_verdicts(rows, known)
+
+
+def _learning_verdicts(own: Any, rows: Any, known: _Arms) -> Iterator[Verdict]:
+    """Claims about own tasks: along all epochs (`own`), and in the end (`rows`)."""
+    along = _along(own)
+    for arm in known.multi:
+        paper, name = arm[0] == "pmtl", _name(arm)
+        claim = f"{name} beats STL {known.at_equal_epochs(arm, known.single)}"
+        yield from _by_years(claim, _gap(rows, arm, known.single), paper=paper)
+        if paper:
+            claim = f"{name} learns faster than STL at equal epochs (mean of all {known.epochs})"
+            yield from _by_years(claim, _gap(along, arm, known.single), paper=True)
+            yield from _by_years(f"{name} beats Equal CRP", _gap(rows, arm), paper=True)
+    few, many = ("pmtl", known.few), ("pmtl", known.many)
+    claim = f"{known.many} tasks beat {known.few} (P-MTL) {known.at_equal_epochs(many, few)}"
+    yield from _by_years(claim, _gap(rows, many, few), paper=True)
+    for count in (known.few, known.many):
+        pair = ("pmtl", count), ("mtl", count)
+        yield from _by_years(f"P-MTL beats MTL with {count} tasks", _gap(rows, *pair), paper=True)
         claim = f"P-MTL with {count} tasks learns faster than MTL (mean of all epochs)"
-        yield from _by_years(claim, _mean(pmtl) - _mean(mtl), paper=True)
-        yield from _by_years(f"P-MTL with {count} tasks beats Equal CRP", pmtl[-1], paper=True)
-    ends = {method: _over_single(table, method, many) for method in _MULTI}
+        yield from _by_years(claim, _gap(along, *pair), paper=True)
+    ends = {method: _over_single(rows, (method, known.many), known) for method in _MULTI}
     gap = ends["pmtl"] - ends["mtl"]
-    claim = f"from {_FROM:.0%} of {many} tasks on P-MTL gains more over STL than MTL"
-    upper = gap.loc[:, gap.columns >= _FROM].mean(axis=1).unstack("year")
-    yield from _by_years(f"{claim} (mean over these fractions, equal epochs)", upper, paper=True)
-    claim = f"up to {_UP_TO:.0%} of {many} tasks prioritising helps by less than {_LITTLE:g} point a year"
-    lower = gap.loc[:, gap.columns <= _UP_TO].mean(axis=1).unstack("year")
-    claim = f"{claim} (mean over these fractions, equal epochs)"
-    yield from _by_years(claim, lower, paper=True, below=_LITTLE)
+    for claim, some, bounds in (
+        (f"from {_FROM:.0%} of {known.many} tasks on P-MTL gains more over STL than MTL",
+         gap.columns >= _FROM, {}),
+        (f"up to {_UP_TO:.0%} of {known.many} tasks prioritising helps by less than {_LITTLE:g}",
+         gap.columns <= _UP_TO, {"below": _LITTLE}),
+    ):  # fmt: skip
+        claim = f"{claim} (mean over these fractions, equal epochs)"
+        values = gap.loc[:, some].mean(axis=1).unstack("year")
+        yield from _by_years(claim, _Gap(values, {}, 0.0), paper=True, **bounds)
+    yield from _sharpe_verdicts(rows, known)
 
 
-def _curve(table: Any, first: int, **where: Any) -> list[Any]:
-    """The gains on the first tasks after each epoch, experiments by years each."""
-    steps = sorted(select(table, **where).step.unique())
-    return [_gains_of(table, step=step, first=first, **where) for step in steps]
+def _along(own: Any) -> Any:
+    """The mean along all epochs: the higher, the sooner a curve has risen."""
+    by = ["method", "tasks", "experiment", "year", "replicate", "task"]
+    return own[own.epoch % 1 == 0].groupby(by, as_index=False).gain.mean()
 
 
-def _mean(curve: Sequence[Any]) -> Any:
-    """The mean along a curve: the higher, the sooner it has risen."""
-    return sum(curve[1:], start=curve[0]) / len(curve)
-
-
-def _over_single(table: Any, method: str, count: int) -> Any:
+def _over_single(rows: Any, arm: _Arm, known: _Arms) -> Any:
     """What so many tasks gain over their single-task policies at the end, equal epochs.
 
     A row for each experiment and year; a column for each fraction of the tasks: the gain that so many of
     them reach at least.
     """
-    single = select(table, method="stl", tasks=_task_counts(table)[1])
-    key = ["experiment", "year", "task"]
     both = [
-        one[one.step == one.step.max()].set_index(key).gain
-        for one in (select(table, method=method, tasks=count), single)
+        select(rows, method=one[0], tasks=one[1])
+        .groupby(["experiment", "year", "task"])
+        .gain.mean()
+        for one in (arm, known.single)
     ]
     gaps = (both[0] - both[1]).dropna().unstack("task")
     # Rounded, so that 0.3 is 0.3.
-    fractions = np.round(np.arange(1, count + 1) / count, 9)
+    fractions = np.round(np.arange(1, arm[1] + 1) / arm[1], 9)
     return pd.DataFrame(-np.sort(-gaps.to_numpy(), axis=1), gaps.index, fractions)
 
 
-def _learning_notes(table: Any) -> Iterator[str]:
-    yield from _notes_on_what_learns_nothing(table)
-    (few, many), (ends, long) = _task_counts(table), _trained_for(table)
-    for count in (few, many):
-        gains = _gains_of(table, method="mtl", tasks=count)
-        yield note(f"MTL with {count} tasks, {ends['mtl', count]:,} updates", gains)
-    for count in (many, long):
-        gains = _gains_of(table, method="stl", tasks=count)
-        yield note(f"STL, {ends['stl', count]:,} updates, first {count} tasks", gains)
-    yield (
+def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult:
+    """Every arm under three protocols, and every difference, with where its variance is from."""
+    few, many = ("pmtl", known.few), ("pmtl", known.many)
+    pairs: list[tuple[_Arm, _Arm | None]] = [(arm, None) for arm in (known.single, *known.multi)]
+    pairs += [(arm, known.single) for arm in known.multi]
+    pairs += [(many, few), (("mtl", known.many), ("mtl", known.few))]
+    pairs += [(("pmtl", count), ("mtl", count)) for count in (known.few, known.many)]
+    words = {_UPDATES: f"at equal updates ({known.equal:,} each)", _STOPPED: _STOPPED}
+    asked = {_UPDATES: [known.single], _STOPPED: [known.single, None]}
+    found, verdicts, shown = [], [], {}
+    for (protocol, rows), kind in product(protocols.items(), _TESTED):
+        own = select(rows, tested=kind)
+        for first, second in pairs:
+            gap, sharpe = (_gap(own, first, second, column) for column in ("gain", "sharpe_gain"))
+            e, against = over_rows_and_columns(gap.values), _name(second) if second else "Equal CRP"
+            step = select(own, method=first[0], tasks=first[1]).step.median()
+            row = {"protocol": protocol, "tested": kind, "arm": _name(first), "against": against}
+            row |= {"median updates": int(step), "value": e.value, "low": e.low, "high": e.high}
+            level = _gap(own, first, column="sharpe").values
+            row |= {"sharpe": np.mean(level), "sharpe gain": np.mean(sharpe.values)}
+            row |= {"years positive": int((gap.values.mean() > 0).sum())}
+            found.append(row | {f"share of {name}": one for name, one in gap.shares().items()})
+            if protocol in words and second in asked[protocol]:
+                claim = f"{_name(first)} beats {against} on {_TESTED[kind]} {words[protocol]}"
+                *_, verdict = _by_years(claim, gap, paper=False)
+                verdicts.append(verdict)
+            if second is None:
+                shown.setdefault(protocol, {})[f"{_name(first)}, {kind}"] = e
+    notes = (
         "Equal epochs, the paper's protocol, give a multi-task policy T times the updates of a "
-        "single-task one; equal updates remove that advantage."
+        "single-task one; equal updates remove that advantage, and train the single-task one beyond its "
+        "best. Stopped early, each arm has the updates that were best in the year before.",
+        _sharpe_note(protocols[_EPOCHS], known),
+        "The share of years is the part of the variance of a mean that no further experiment or training "
+        "seed can reduce.",
+        SURVIVORSHIP,
     )
-    yield SURVIVORSHIP
+    title = "Three protocols side by side: equal epochs, equal updates, stopped early"
+    draw = partial(forest, shown, f"{POINTS} over Equal CRP, net")
+    return FigureResult("protocols", title, pd.DataFrame(found), verdicts, draw, notes)
 
 
-def _plot_learning(table: Any) -> Figure:
+def _plot_learning(own: Any, rows: Any, known: _Arms) -> Figure:
     """Learning curves by number of tasks, as captioned: the mean over experiments of the last year with
     their interquartile range, and dashed the mean of all years; then, for each fraction of tasks, the
     gain over STL that they reach at least.
     """
-    few, many = _task_counts(table)
     figure, (*curves, fractions) = panels(13, 4, 3)
-    last = int(table.year.max())
-    for axis, count in zip(curves, (few, many), strict=True):
-        for method, tasks, colour in (
-            ("stl", many, "C0"),
-            ("mtl", count, "C1"),
-            ("pmtl", count, "C2"),
-        ):
-            curve = _curve(table, count, method=method, tasks=tasks)
-            epochs = np.arange(1, len(curve) + 1)
-            own = np.stack([gains[last] for gains in curve], axis=1)
-            axis.plot(epochs, own.mean(0), colour, label=METHOD_NAMES[method])
-            low, high = np.quantile(own, [0.25, 0.75], axis=0)
-            axis.fill_between(epochs, low, high, color=colour, alpha=0.2, linewidth=0)
-            axis.plot(epochs, [np.mean(gains) for gains in curve], colour + "--", linewidth=1)
+    last = known.years[-1]
+    for axis, count in zip(curves, (known.few, known.many), strict=True):
+        arms = (known.single, ("mtl", count), ("pmtl", count))
+        for arm, colour in zip(arms, ("C0", "C1", "C2"), strict=True):
+            here = select(
+                own[(own.task < count) & (own.epoch % 1 == 0)], method=arm[0], tasks=arm[1]
+            )
+            means = here.groupby(["epoch", "experiment", "year"]).gain.mean()
+            curve = means.xs(last, level="year").unstack("experiment")
+            axis.plot(curve.index, curve.mean(axis=1), colour, label=METHOD_NAMES[arm[0]])
+            low, high = curve.quantile(0.25, axis=1), curve.quantile(0.75, axis=1)
+            axis.fill_between(curve.index, low, high, color=colour, alpha=0.2, linewidth=0)
+            axis.plot(curve.index, means.groupby("epoch").mean(), colour + "--", linewidth=1)
         axis.set(title=f"{count} tasks, {last} (dashed: all years)", xlabel="epochs")
         for method in _MULTI:
-            gaps = _over_single(table, method, count).xs(last, level="year").to_numpy().ravel()
+            gaps = (
+                _over_single(rows, (method, count), known).xs(last, level="year").to_numpy().ravel()
+            )
             share = np.arange(1, len(gaps) + 1) / len(gaps)
             label = f"{METHOD_NAMES[method]} {count}"
             fractions.plot(-np.sort(-gaps), share, label=label, linewidth=1)
-    curves[0].set_ylabel("points a year over Equal CRP")
-    fractions.set(xlabel="points a year over STL, equal epochs", ylabel="fraction of tasks")
+    curves[0].set_ylabel(f"{POINTS} over Equal CRP")
+    fractions.set(xlabel=f"{POINTS} over STL, equal epochs", ylabel="fraction of tasks")
     fractions.set_title(f"tasks that gain at least x over STL, {last}")
     for axis in (curves[0], fractions):
         axis.legend(fontsize=8)

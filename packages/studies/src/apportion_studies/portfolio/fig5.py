@@ -36,7 +36,7 @@ from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Task, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import stack, take
-from apportion_studies.portfolio.experiments import SMALL, each_policy
+from apportion_studies.portfolio.experiments import POINTS, SMALL, each_policy, seeds_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
     It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.
     """
     settings = size.settings
-    seeds = [settings.seed + cell["policy"] for cell in cells]
+    seeds = [seeds_of(settings.seed, size.policies)[cell["policy"]] for cell in cells]
     year = f"{prices.years()[-1]}-01-01"
     costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
@@ -184,7 +184,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the walks."""
     table = rows.drop(columns="cell", errors="ignore")
     deviation, gain = (_by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
-    gain = {name: table.date.nunique() * values for name, values in gain.items()}
+    gain = {name: 100 * table.date.nunique() * values for name, values in gain.items()}
     notes = (
         "The task drawn is the one where the multi-task policy gains most over the single-task one: "
         "it shows what the policies do, not how often. Intervals are over policies, each with its own "
@@ -192,7 +192,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         f"An epoch is {settings['updates']} updates a task; few epochs are {settings['epochs'][0]}, many "
         f"{settings['epochs'][1]}.",
         *(
-            f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP, mean deviation from equal "
+            f"{name}: {float(gain[name].mean()):+.2f} {POINTS} over Equal CRP, mean deviation from equal "
             f"shares {float(deviation[name].mean()):.4f}"
             for name in _METHODS
         ),
@@ -242,18 +242,21 @@ def _verdicts(
         yield Verdict.of(claim, over_rows_and_columns(deviation[single]), below=0.02, paper=paper)
         claim = f"the multi-task policy strays further from equal shares than {name}"
         further = over_rows_and_columns(deviation[multi] - deviation[single])
-        yield Verdict.of(claim, further, paper=paper)
-        claim = f"over all watched tasks the multi-task policy grows more than {name}"
+        arms = {multi: deviation[multi], single: deviation[single]}
+        levels = {arm: float(values.mean()) for arm, values in arms.items()}
+        yield Verdict.of(claim, further, paper=paper, levels=levels)
+        claim = f"over all watched tasks the multi-task policy grows more than {name} ({POINTS})"
         ahead = over_rows_and_columns(gain[multi] - gain[single])
-        yield Verdict.of(claim, ahead, paper=False)
+        levels = {arm: float(gain[arm].mean()) for arm in arms}
+        yield Verdict.of(claim, ahead, paper=False, levels=levels)
     days = table.groupby(["method", "policy", "task"])
     further = table.deviation - days.deviation.transform("mean")
     for name in (*_METHODS[:2], _EQUAL_UPDATES):
         spread = float(further[table.method == name].std())
         together = table.assign(together=further * table.over_equal / (spread or 1.0))
-        moved = table.date.nunique() * _by_policy_and_month(together, "together")[name]
+        moved = 100 * table.date.nunique() * _by_policy_and_month(together, "together")[name]
         claim = f"{name}: strays from equal shares where it pays"
-        claim += " (gain with one more deviation of straying)"
+        claim += f" ({POINTS} with one more deviation of straying)"
         yield Verdict.of(claim, over_rows_and_columns(moved), paper=name != _EQUAL_UPDATES)
 
 
@@ -263,10 +266,10 @@ def _plot(table: Any) -> Figure:
     figure, axes = panels(14, 4.2, 3, frame=True)
     for name, colour in zip((*_DRAWN, _EQUAL_UPDATES), ("C1", "C0", "0.7"), strict=True):
         one = rows[rows.method == name]
-        gain = 100 * np.expm1(one.over_equal.cumsum())
+        gain = 100 * one.over_equal.cumsum()
         axes[0].plot(pd.to_datetime(one.date), gain, color=colour, label=name)
     axes[0].axhline(0, color="k", linewidth=0.8)
-    axes[0].set_ylabel("% over Equal CRP, net")
+    axes[0].set_ylabel("points of log growth over Equal CRP, net")
     axes[0].legend(fontsize=8)
     shares = [c for c in rows.columns if c.startswith("share ")]
     labels = [c.removeprefix("share ") for c in shares]

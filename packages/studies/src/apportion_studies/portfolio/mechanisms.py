@@ -2,13 +2,17 @@
 
 Generalisation: the paper's reason for sharing one network over instruments and tasks is that data is
 scarce. STL, MTL and a plain network of as many parameters, which reads all instruments of its one task
-at once, learn with the same updates from the days before a test year. Measured is the gain over Equal CRP
-on one task, the same for all three, in the days learned from and in the test year; the gap is what is lost
-between them. A cell is a method, an experiment with instruments of its own, and a year.
+at once, learn from the days before a test year. Measured is the gain over Equal CRP on one task, the same
+for all three, in the days learned from and in the test year; the gap is what is lost between them. A cell
+is a method, an experiment with instruments of its own, and a year.
 
 Stability: prioritised drawing is said to stabilise learning. MTL and P-MTL learn the same tasks from
-several seeds, each year with instruments of its own; the ratio of the variances over seeds of what they
-gain in the test year says which spreads less. A cell is a method, a seed and a year.
+several seeds, each year with instruments of its own; the ratio of the interquartile ranges over seeds of
+what they gain in the test year says which spreads less. A cell is a method, a seed and a year.
+
+Policies are read twice: with equal updates, and stopped at the number of updates that was best on their
+own tasks in the year before, of policies of the same method and instruments that learned from the days
+before that year. Cells of validation are read for that alone.
 """
 
 import math
@@ -23,12 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from apportion.certify.statistics import Estimate, mean_over, of_means, over_rows_and_columns
+from apportion.certify.statistics import Estimate, mean_over, over_rows_and_columns
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import market as markets
-from apportion.domains.portfolio.market import Market, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import untrained_policies
@@ -43,16 +45,18 @@ from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task
-from apportion.training import Chunks, train
+from apportion.training import Chunk, Chunks, OnChunk, train
 from apportion.trees import stack, take
 from apportion_studies.portfolio.experiments import (
+    POINTS,
     SMALL,
     SURVIVORSHIP,
     Experiments,
-    at_once,
     by_cell,
-    each_policy,
+    doubling,
     note,
+    stopped,
+    walk_each,
 )
 
 _METHODS = ("stl", "mtl", "plain")
@@ -71,16 +75,25 @@ class _Size:
     held_out: int
     plain: int
     """Units of the plain network, for about as many parameters."""
+    mark: int
+    """Updates before the first test; later ones are at twice as many each."""
+    validated: int = 3
+    """Seeds of the second figure whose policies decide when to stop."""
+
+    @property
+    def walked(self) -> tuple[int, ...]:
+        """The test years, and before them the one that serves validation alone."""
+        return self.years[0] - 1, *self.years
 
 
 _SCALES = {
     "quick": _Size(
         PortfolioSettings.paper(tasks=12, steps=600, **SMALL),
-        experiments=3, seeds=3, years=(2017, 2018, 2019), held_out=7, plain=12,
+        experiments=3, seeds=3, years=(2017, 2018, 2019), held_out=7, plain=12, mark=75,
     ),
     "paper": _Size(
         PortfolioSettings.paper(tasks=30),
-        experiments=10, seeds=10, years=tuple(range(2013, 2020)), held_out=18, plain=14,
+        experiments=10, seeds=10, years=tuple(range(2013, 2020)), held_out=18, plain=14, mark=100,
     ),
 }  # fmt: skip
 
@@ -126,57 +139,71 @@ def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None =
     size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
     cells = []
-    for method, own, year in product(_METHODS, range(size.experiments), size.years):
+    for method, own, year in product(_METHODS, range(size.experiments), size.walked):
         values = {"figure": "generalisation", "method": method, "year": year, "seed": own}
+        values |= {"experiment": own, "validation": year not in size.years}
         name = f"generalisation-{method}-{own}-{year}"
-        cells.append(Cell(name, values | {"experiment": own}, f"generalisation-{method}"))
-    for method, own, (place, year) in product(
-        ("mtl", "pmtl"), range(size.seeds), enumerate(size.years)
+        cells.append(Cell(name, values, f"generalisation-{method}"))
+    for method, own, (place, year), before in product(
+        ("mtl", "pmtl"), range(size.seeds), enumerate(size.years), (True, False)
     ):
-        values = {"figure": "stability", "method": method, "year": year, "seed": own}
+        if before and own >= size.validated:
+            continue
         # Each year has instruments of its own, those of an experiment.
-        values |= {"experiment": place % size.experiments}
-        cells.append(Cell(f"stability-{method}-{own}-{year}", values, "stability"))
+        values = {"figure": "stability", "method": method, "year": year - before, "seed": own}
+        values |= {"experiment": place % size.experiments, "validation": before}
+        name = f"stability-{method}-{own}-{year}" + "-before" * before
+        cells.append(Cell(name, values, "stability"))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), **own}
     return Plan("mechanisms", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
 def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
-    """What each cell's policy gains over Equal CRP, in log growth a year, points: in the days it learned
-    from, in the test year on the same tasks, and there on held-out instruments.
+    """What each cell's policy gains over Equal CRP, in points a year, after each number of updates.
+
+    `tested` is "own" (all tasks learned from), "held-out" or, in the first figure, "first" (the task that
+    all methods share) and "in-sample" (the same in the days learned from).
     """
     s = size.settings
-    shown = 1 if cells[0]["figure"] == "generalisation" else s.tasks
+    several = cells[0]["figure"] == "stability"
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": 4}
-    known = Experiments.of(prices, s, size.years, size.experiments, **counts)
-    runs, methods = known.runs(cells), [cell["method"] for cell in cells]
+    known = Experiments.of(prices, s, size.walked, size.experiments, **counts)
+    runs, single = known.runs(cells), cells[0]["method"] in ("stl", "plain")
     own = take(known.own, runs.experiment)
-    policies = _train(known, own.first(1) if methods[0] in ("stl", "plain") else own, size, cells)
-    held = take(known.held_out, runs.experiment)
     year = (known.testing, runs.starts, runs.days)
     before = (
         replace(known.testing, horizon=known.training.horizon),
         jnp.full_like(runs.starts, known.training.first),
         runs.lengths,
     )
-    tests = {"out_of_sample": (*year, own.first(shown))}
-    tests |= {"in_sample": (*before, own.first(1))} if shown == 1 else {"transfer": (*year, held)}
-    table = pd.DataFrame({"place": range(len(cells))})
-    for name, (market, first, days, tasks) in tests.items():
-        growth, equal = (
-            _growth(choice, market, first, days, tasks) for choice in (policies, EqualShares())
-        )
-        table[name] = 100 * np.asarray(growth - equal)
-    progress(f"{cells[0].program}: {len(cells)} policies of {s.steps} updates", 1.0)
-    yield from by_cell(cells, table)
+    tests = {"own": (*year, own.first(1) if single else own)}
+    if several:
+        tests["held-out"] = (*year, take(known.held_out, runs.experiment))
+    else:
+        tests |= {"first": (*year, own.first(1)), "in-sample": (*before, own.first(1))}
+    equal = {name: _growth(EqualShares(), *where) for name, where in tests.items()}
+    frames, marks = [], doubling(size.mark, s.steps)
+
+    def on_chunk(chunk: Chunk) -> None:
+        if chunk.step in marks:
+            for name, where in tests.items():
+                gain = 100 * (_growth(chunk.policy, *where) - equal[name])
+                frame = pd.DataFrame({"place": range(len(cells)), "tested": name, "gain": gain})
+                frames.append(frame.assign(step=chunk.step))
+        progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
+
+    _train(known, own.first(1) if single else own, size, cells, on_chunk)
+    yield from by_cell(cells, pd.concat(frames))
 
 
-def _train(known: Experiments, tasks: Task, size: _Size, cells: Sequence[Cell]) -> Policy:
-    """The cells' policies, each from the days before its year."""
+def _train(
+    known: Experiments, tasks: Task, size: _Size, cells: Sequence[Cell], on_chunk: OnChunk
+) -> None:
+    """Train the cells' policies, each from the days before its year."""
     s, runs, channels = size.settings, known.runs(cells), known.training.prices.shape[-1]
-    years = [size.years.index(cell["year"]) for cell in cells]
-    number = jnp.asarray([cell["seed"] for cell in cells]) * len(size.years) + jnp.asarray(years)
+    years = [size.walked.index(cell["year"]) for cell in cells]
+    number = jnp.asarray([cell["seed"] for cell in cells]) * len(size.walked) + jnp.asarray(years)
     # Methods share first parameters and draws.
     keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(s.seed)))(number)
     if cells[0]["method"] == "plain":
@@ -186,7 +213,7 @@ def _train(known: Experiments, tasks: Task, size: _Size, cells: Sequence[Cell]) 
     market = known.training
     shared = jax.tree.map(lambda _: None, market)
     axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda leaf: leaf is None)
-    return train(
+    train(
         eqx.tree_at(lambda m: m.length, market, runs.lengths),
         tasks,
         first,
@@ -197,10 +224,10 @@ def _train(known: Experiments, tasks: Task, size: _Size, cells: Sequence[Cell]) 
         replay=Replay(
             length=market.horizon, warm_up=market.horizon, recency=s.recency, act_periods=0
         ),
-        chunks=Chunks(s.steps, s.steps),
+        chunks=Chunks(size.mark, size.mark, on_chunk),
         problem_axes=axes,
         key=keys,
-    ).policy
+    )
 
 
 def _drawn(cell: Cell) -> Any:
@@ -208,22 +235,9 @@ def _drawn(cell: Cell) -> Any:
     return "stl" if cell["method"] == "plain" else cell["method"]
 
 
-@eqx.filter_jit
-def _growth(
-    policies: Policy,
-    market: Market,
-    starts: Int[Array, " runs"],
-    days: Int[Array, " runs"],
-    tasks: Task,
-) -> Float[Array, " runs"]:
-    """Net log growth a year of each run's policy, mean over its tasks."""
-
-    def one(policy, start, days, tasks):
-        here = eqx.tree_at(lambda m: m.first, market, start)
-        log = jax.vmap(lambda task: walk_policy(policy, here, task, chunk=512).log_return)(tasks)
-        return markets.growth_and_sharpe(log, days)[0].mean()
-
-    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
+def _growth(policies: Policy, *where: Any) -> np.ndarray:
+    """Net log growth a year of each run's policy, mean over its tasks; arguments as for `walk_each`."""
+    return np.asarray(walk_each(policies, *where)[0]).mean(-1)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -231,85 +245,93 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [_conclude_generalisation(own["generalisation"]), _conclude_stability(own["stability"])]
 
 
+def _protocols(rows: Any) -> dict[str, Any]:
+    """The rows of test years: after all updates, and where each method was best the year before."""
+    last = rows[(rows.step == rows.step.max()) & ~rows.validation]
+    early = stopped(rows, ["method"])
+    return {f"at equal updates ({rows.step.max():,})": last, "stopped early": early}
+
+
 def _conclude_generalisation(rows: Any) -> FigureResult:
     """What each method loses from the days it learned from to the test year."""
-    table = rows[["method", "experiment", "year", "in_sample", "out_of_sample"]]
-    table = table.assign(gap=table.in_sample - table.out_of_sample).reset_index(drop=True)
-
-    def values(method: str, column: str) -> Any:
-        own = select(table, method=method)
-        return own.pivot(index="experiment", columns="year", values=column)
-
-    verdicts = []
-    for first, second in (("mtl", "stl"), ("stl", "plain")):
-        better, worse = _NAMES[first], _NAMES[second]
-        claim = f"{better} loses less than {worse} from the days learned from to the test year"
-        gap = values(second, "gap") - values(first, "gap")
-        verdicts.append(Verdict.of(f"{claim} (points)", over_rows_and_columns(gap)))
-        claim = f"{better} gains more than {worse} in the test year (points)"
-        gain = values(first, "out_of_sample") - values(second, "out_of_sample")
-        verdicts.append(Verdict.of(claim, over_rows_and_columns(gain)))
-    spans = {"in the days learned from": "in_sample", "in the test year": "out_of_sample"}
-    shown = {
-        span: {_NAMES[m]: over_rows_and_columns(values(m, column)) for m in _METHODS}
-        for span, column in spans.items()
-    }
-    notes = [
-        note(f"{_NAMES[method]}, {span}", values(method, column))
-        for method, (span, column) in product(_METHODS, spans.items())
-    ]
-    notes.append(
-        "Equal updates; log growth a year over Equal CRP, net, on one task of each policy."
-    )
+    verdicts, notes, shown, tables = [], [], {}, []
+    spans = {"in-sample": "in the days learned from", "first": "in the test year"}
+    for protocol, own in _protocols(rows).items():
+        index = ["method", "experiment", "year", "step"]
+        wide = own[own.tested != "own"].pivot(index=index, columns="tested", values="gain")
+        table = wide.assign(gap=wide["in-sample"] - wide["first"]).reset_index()
+        tables.append(table.assign(protocol=protocol))
+        found = {
+            (method, column): select(table, method=method).pivot(
+                index="experiment", columns="year", values=column
+            )
+            for method, column in product(_METHODS, ("in-sample", "first", "gap"))
+        }
+        paper = protocol != "stopped early"
+        for first, second in (("mtl", "stl"), ("stl", "plain")):
+            loses = f"{_NAMES[first]} loses less than {_NAMES[second]} from the days learned from"
+            gains = f"{_NAMES[first]} gains more than {_NAMES[second]} in the test year"
+            for claim, column, sign in (
+                (f"{loses} to the test year", "gap", -1),
+                (gains, "first", 1),
+            ):
+                arms = {_NAMES[method]: found[method, column] for method in (first, second)}
+                better, worse = arms.values()
+                e = over_rows_and_columns(sign * (better - worse))
+                levels = {name: float(np.mean(values)) for name, values in arms.items()}
+                claim = f"{claim}, {protocol} ({POINTS})"
+                verdicts.append(Verdict.of(claim, e, paper=paper, levels=levels))
+        for (column, span), method in product(spans.items(), _METHODS):
+            values = found[method, column]
+            shown.setdefault(f"{span},\n{protocol}", {})[_NAMES[method]] = over_rows_and_columns(
+                values
+            )
+            notes.append(note(f"{_NAMES[method]}, {span}, {protocol}", values))
+        steps = table.groupby("method").step.median()
+        chosen = ", ".join(f"{_NAMES[method]} {steps[method]:,.0f}" for method in _METHODS)
+        notes.append(f"Median number of updates, {protocol}: {chosen}.")
     title = "Generalisation: gains in the days learned from and in the year after"
-    draw = partial(forest, shown, "points a year over Equal CRP, net")
-    return FigureResult("generalisation", title, table, verdicts, draw, [*notes, SURVIVORSHIP])
+    draw = partial(forest, shown, f"{POINTS} over Equal CRP, net, on one task of each policy", 3.0)
+    whole = pd.concat(tables, ignore_index=True)
+    return FigureResult("generalisation", title, whole, verdicts, draw, [*notes, SURVIVORSHIP])
 
 
-def _variance_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """The log of the ratio of two variances over the same units, three at least, by the jackknife: units
-    are paired.
-    """
-
-    def log_ratio(means):
-        first, square, second, other = np.moveaxis(means, -1, 0)
-        return np.log((square - first**2) / (other - second**2))
-
-    # Moments about the mean: those about 0 would lose digits.
-    pair = [own - own.mean() for own in (first, second)]
-    return of_means(np.stack([m for own in pair for m in (own, own**2)], -1), log_ratio)
-
-
-def _ratio(log: float) -> float:
-    """What a logarithm is of; of few seeds its interval may be wider than numbers are."""
-    return math.exp(min(log, 700.0))
+def _spread(values: Any) -> float:
+    """The interquartile range: one seed that runs away does not move it."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(high - low)
 
 
 def _conclude_stability(rows: Any) -> FigureResult:
-    """The ratio of variances over seeds, year by year: its log is averaged over years."""
-    spans = {"own tasks": "out_of_sample", "held-out instruments": "transfer"}
+    """The ratio of interquartile ranges over seeds, year by year: its log is averaged over years."""
+    tested = {"own": "own tasks", "held-out": "held-out instruments"}
     verdicts, shown, found = [], {}, []
-    for where, column in spans.items():
-        gains = rows.pivot(index=["year", "seed"], columns="method", values=column)
-        by_year = {
-            str(year): _variance_ratio(own["pmtl"].to_numpy(), own["mtl"].to_numpy())
-            for year, own in gains.groupby("year")
-        }
-        over_years = mean_over(np.array([one.value for one in by_year.values()]))
+    for (protocol, read), (kind, where) in product(_protocols(rows).items(), tested.items()):
+        own = select(read, tested=kind)
+        spreads = own.groupby(["year", "method"]).gain.apply(_spread).unstack("method")
+        logs = np.log(spreads["pmtl"] / spreads["mtl"])
+        over_years = mean_over(logs.to_numpy())
         claim = f"P-MTL's gains in the test year spread less over seeds than MTL's on {where}"
-        verdict = Verdict.of(f"{claim} (ratio of variances)", over_years, below=0.0)
-        verdicts.append(verdict.scaled(_ratio))
-        shown[where] = by_year | {"all years": over_years}
+        claim = f"{claim}, {protocol} (ratio of interquartile ranges)"
+        paper = protocol != "stopped early"
+        # Geometric means, the ratio of which is the estimate.
+        means = np.exp(np.log(spreads).mean())
+        levels = {METHOD_NAMES[method]: float(means[method]) for method in ("pmtl", "mtl")}
+        verdict = Verdict.of(claim, over_years, below=0.0, paper=paper, levels=levels)
+        verdicts.append(verdict.scaled(math.exp))
+        by_year = {
+            str(year): Estimate(one, one, one, own.seed.nunique()) for year, one in logs.items()
+        }
+        shown[f"{where},\n{protocol}"] = by_year | {"all years": over_years}
         found += [
-            {"tested": where, "year": year, "ratio": _ratio(one.value)}
-            | {"low": _ratio(one.low), "high": _ratio(one.high), "seeds": one.n}
-            for year, one in by_year.items()
+            {"protocol": protocol, "tested": where, "year": year, "ratio": math.exp(log)}
+            | {METHOD_NAMES[method]: spreads.loc[year, method] for method in ("mtl", "pmtl")}
+            for year, log in logs.items()
         ]
     notes = (
-        f"Variances over {rows.seed.nunique()} seeds that share tasks and days; each year has instruments "
-        "of its own. A year's interval is over seeds, that of all years over years.",
+        f"Interquartile ranges over {rows.seed.nunique()} seeds that share tasks and days, in {POINTS}; "
+        "each year has instruments of its own. The interval is over years.",
     )
-    table = pd.DataFrame(found)
-    title = "Stability: the variance over seeds of P-MTL's gains over that of MTL's"
-    draw = partial(forest, shown, "log ratio of variances")
-    return FigureResult("stability", title, table, verdicts, draw, notes)
+    title = "Stability: the spread over seeds of P-MTL's gains over that of MTL's"
+    draw = partial(forest, shown, "log ratio of interquartile ranges", 3.0)
+    return FigureResult("stability", title, pd.DataFrame(found), verdicts, draw, notes)

@@ -47,7 +47,7 @@ from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task, draw_tasks
 from apportion.training import Chunks
 from apportion.trees import stack
-from apportion_studies.portfolio.experiments import by_cell
+from apportion_studies.portfolio.experiments import POINTS, by_cell, seeds_of
 
 _SCALES = {
     "quick": {"prioritisation": (3, 1000), "conflict": (3, 300), "acting": (3, 300)},
@@ -70,8 +70,8 @@ _CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
 """Tasks of each camp, and the autocorrelation of its instruments' moves."""
 _ACTED, _COSTS = (0, 1, 8), (0.0005, 0.0025)
 """Periods acted after each update, n_e; and what trading costs."""
-_LITTLE = 0.03
-"""Log growth a year that is called little."""
+_LITTLE = 3.0
+"""Points a year that are called little."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ _TRIED = tuple(rule for rule in _RULES if rule.beta is not None)
 def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Three figures of simulated markets: rules of drawing tasks twice, then acting."""
     sizes = _SCALES[scale]
-    markets = {figure: range(seed, seed + number) for figure, (number, _) in sizes.items()}
+    markets = {figure: seeds_of(seed, number) for figure, (number, _) in sizes.items()}
     known = {
         figure: replace(_SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
     }
@@ -206,7 +206,7 @@ def _compute(
     cells: Sequence[Cell],
     progress: OnProgress,
 ) -> Rows:
-    """Log growth a year over Equal CRP of each cell: cells of one program are one vmap."""
+    """Points a year over Equal CRP of each cell: cells of one program are one vmap."""
     figure = cells[0]["figure"]
     if figure == "prioritisation":
         tables = [_by_case(cells, known[figure], markets[figure])]
@@ -289,7 +289,7 @@ def _train_and_test(
 ) -> dict[str, np.ndarray]:
     """Policies that each learn in a world of its own, and what they gain on its held-out tasks.
 
-    `runs` as for `train_policies`; gains are log growth a year over Equal CRP, by kind of task.
+    `runs` as for `train_policies`; gains are points a year over Equal CRP, by kind of task.
     """
     train, test = (stack([getattr(world, name) for world in worlds]) for name in ("train", "test"))
     policies = train_portfolio_runs(
@@ -304,7 +304,7 @@ def _train_and_test(
     for kind in worlds[0].unseen:
         tasks = stack([world.unseen[kind] for world in worlds])
         equal = _growth(EqualShares(), test, tasks)
-        found[kind] = np.asarray(_growth(policies, test, tasks) - equal)
+        found[kind] = 100 * np.asarray(_growth(policies, test, tasks) - equal)
     return found
 
 
@@ -333,14 +333,17 @@ def _conclude_prioritisation(rows: Any) -> FigureResult:
     verdicts, shown = [], {}
     for (case, rule), own in _over_uniform(table).groupby(["case", "rule"], sort=False):
         gain, paper = mean_over(own.gap.to_numpy()), _BY_NAME[str(rule)].paper
-        verdicts.append(Verdict.of(f"{rule} beats uniform MTL with {case}", gain, paper=paper))
+        ours = float(own.growth.mean())
+        levels = {str(rule): ours, _UNIFORM.name: ours - gain.value}
+        claim = f"{rule} beats uniform MTL with {case} ({POINTS})"
+        verdicts.append(Verdict.of(claim, gain, paper=paper, levels=levels))
         shown.setdefault(f"informative: {case}", {})[rule] = gain
     notes = (
-        "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
+        "Points a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
     )
     title = "Where prioritisation pays: few, some or all of 32 tasks informative"
-    draw = partial(forest, shown, "log growth a year over uniform MTL")
+    draw = partial(forest, shown, f"{POINTS} over uniform MTL")
     return FigureResult("prioritisation", title, table, verdicts, draw, notes)
 
 
@@ -361,19 +364,20 @@ def _conclude_conflict(rows: Any) -> FigureResult:
     }
     worst = {name: np.minimum(*own.values()) for name, own in growths.items()}
     differ = {name: np.abs(values - np.median(values)) for name, values in worst.items()}
-    verdicts = []
+    verdicts, usual = [], _UNIFORM.name
     for rule in _TRIED[1:]:
-        claim = f"{rule.name}: serves the camp that fares worse better than uniform drawing"
-        gain = compare(worst[rule.name], worst[_UNIFORM.name])
-        verdicts.append(Verdict.of(claim, gain, paper=rule.paper))
-        claim = (
-            f"{rule.name}: runs differ less (distance from their median, uniform's less its own)"
-        )
-        gain = compare(differ[_UNIFORM.name], differ[rule.name])
-        verdicts.append(Verdict.of(claim, gain, paper=rule.paper))
+        for claim, values, gain in (
+            ("serves the camp that fares worse better than uniform drawing",
+             worst, compare(worst[rule.name], worst[usual])),
+            ("runs differ less from their median than with uniform drawing",
+             differ, compare(differ[usual], differ[rule.name])),
+        ):  # fmt: skip
+            levels = {name: float(values[name].mean()) for name in (rule.name, usual)}
+            claim = f"{rule.name}: {claim} ({POINTS})"
+            verdicts.append(Verdict.of(claim, gain, paper=rule.paper, levels=levels))
     notes = (
-        f"{name}: {own['most'].mean():+.3f} log growth a year over Equal CRP "
-        f"with most, {own['others'].mean():+.3f} with the others."
+        f"{name}: {own['most'].mean():+.1f} {POINTS} over Equal CRP "
+        f"with most, {own['others'].mean():+.1f} with the others."
         for name, own in growths.items()
     )
     title = "Priorities where tasks conflict: the camp that fares worse"
@@ -384,7 +388,7 @@ def _conclude_conflict(rows: Any) -> FigureResult:
         for camp, (count, _) in _CAMPS.items()
     }
     shown["the camp that fares worse"] = {name: mean_over(own) for name, own in worst.items()}
-    draw = partial(forest, shown, "log growth a year over Equal CRP")
+    draw = partial(forest, shown, f"{POINTS} over Equal CRP")
     return FigureResult("conflict", title, table, verdicts, draw, notes)
 
 
@@ -404,15 +408,16 @@ def _conclude_acting(rows: Any) -> FigureResult:
         for acted, own in zip(_ACTED[1:], some, strict=True):
             words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
             gains[f"{acted} periods"] = gain = compare(own, none)
-            verdicts.append(Verdict.of(f"{words}: adds to growth on held-out instruments", gain))
-            claim = f"{words}: is worth less than {_LITTLE:g} of log growth a year"
-            verdicts.append(Verdict.of(claim, gain, below=_LITTLE, paper=False))
+            levels = {f"{acted} periods": float(own.mean()), "none": float(none.mean())}
+            claim = f"{words}: adds to growth on held-out instruments ({POINTS})"
+            verdicts.append(Verdict.of(claim, gain, levels=levels))
+            claim = f"{words}: is worth less than {_LITTLE:g} {POINTS}"
+            verdicts.append(Verdict.of(claim, gain, below=_LITTLE, paper=False, levels=levels))
         notes += [
-            f"n_e = {acted}, cost {1e4 * cost:g} bp: {own.mean():+.3f} log growth a "
-            "year over Equal CRP."
+            f"n_e = {acted}, cost {1e4 * cost:g} bp: {own.mean():+.1f} {POINTS} over Equal CRP."
             for acted, own in zip(_ACTED, (none, *some), strict=True)
         ]
         shown[f"cost {1e4 * cost:g} basis points"] = gains
     title = "Acting in the loop: memory of the policy's own allocations, or none acted"
-    draw = partial(forest, shown, "log growth a year that acting after each update adds")
+    draw = partial(forest, shown, f"{POINTS} that acting after each update adds")
     return FigureResult("acting", title, table, verdicts, draw, notes)

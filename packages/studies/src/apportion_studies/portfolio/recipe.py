@@ -31,7 +31,14 @@ from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
 from apportion.training import Chunk, Chunks
 from apportion.trees import grouped, repeat, take
-from apportion_studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
+from apportion_studies.portfolio.experiments import (
+    POINTS,
+    SMALL,
+    SURVIVORSHIP,
+    Experiments,
+    by_cell,
+    note,
+)
 
 _TRACKING, _PLAIN = "tracking", "paper"
 _REWARDS = (_TRACKING, _PLAIN)
@@ -89,7 +96,7 @@ def _compute(
 ) -> Rows:
     """A row for each tested, members, step, k and eta: gains over daily Equal CRP.
 
-    log_gain is in log percentage points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal
+    log_gain is in points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal
     CRP. Rows with members = 1 are the mean over all seeds, each taken alone.
     """
     reward, s = cells[0]["reward"], size.settings
@@ -169,7 +176,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
     notes, summary = [], []
     for kind, name in product(("own", "held-out"), (_SEED, _TEAM, _PAPER_SEED, _PAPER_TEAM)):
         gains = _pivot(by_strategy[name], kind)
-        notes.append(note(f"{name}, {kind} tasks, over Equal CRP", gains, "log points a year"))
+        notes.append(note(f"{name}, {kind} tasks, over Equal CRP", gains))
     variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
     notes += [
         f"{variants} variants of reward, k, eta, checkpoint and ensemble were looked at.",
@@ -178,7 +185,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
         SURVIVORSHIP,
     ]
     shown: dict[str, dict[str, Estimate]] = {}
-    units = {"log_gain": "log points a year", "sharpe_gain": "Sharpe ratio"}
+    units = {"log_gain": POINTS, "sharpe_gain": "Sharpe ratio"}
     for (name, rows), kind in product(by_strategy.items(), ("own", "held-out")):
         row = {"strategy": name, "tested": kind}
         for column, unit in units.items():
@@ -195,7 +202,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
 def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
     """Each strategy against Equal CRP, and those that are compared with one another."""
     for name in (_LAZY, _PRACTICAL, _CHOSEN):
-        for column, unit in (("log_gain", "log points a year"), ("sharpe_gain", "Sharpe")):
+        for column, unit in (("log_gain", POINTS), ("sharpe_gain", "Sharpe")):
             gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column))
             claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
             yield Verdict.of(claim, gains, paper=False)
@@ -204,9 +211,11 @@ def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
         (_TEAM, _SEED, "the ensemble beats a single seed"),
         (_PAPER_TEAM, _PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
     ):
-        gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
-        claim = f"{claim} on {kind} tasks (log points a year)"
-        yield Verdict.of(claim, over_rows_and_columns(gap), paper=False)
+        gains = {name: _pivot(by_strategy[name], kind) for name in (ahead, behind)}
+        gap = over_rows_and_columns(gains[ahead] - gains[behind])
+        levels = {name: float(np.mean(one)) for name, one in gains.items()}
+        claim = f"{claim} on {kind} tasks ({POINTS})"
+        yield Verdict.of(claim, gap, paper=False, levels=levels)
 
 
 def _strategies(table: Any) -> dict[str, Any]:
