@@ -433,8 +433,6 @@ def flower() -> str:
     """Flower's own strategies beside ours: means over seeds, and the paired gain over FedAvg."""
     table = pd.read_csv(RESULTS / "flower" / "table.csv")
     here = table[table["how"] == "in process"]
-    # Measured for a policy that is no longer shipped.
-    here = here[here["strategy"] != "LearnedAggregation, no samples"]
     wide = here.pivot(index=["kind", "seed"], columns="strategy", values="accuracy")
     names = list(dict.fromkeys(here["strategy"]))
     means = wide.groupby("seed").mean()
@@ -480,7 +478,9 @@ def flower_circumstances() -> str:
             groups.append((f"{crowd}, {samples} samples: {case}", found))
     balanced = table[rare & (table["clients"] == 10) & (table["samples"] == 200)]
     honest = balanced[balanced["kind"].isin(CASES["honest"])]
-    groups.append(("10 clients, 200 samples: rare classes", honest.groupby("method")["balanced"].mean()))
+    groups.append(
+        ("10 clients, 200 samples: rare classes", honest.groupby("method")["balanced"].mean())
+    )
     rows = []
     for name, found in groups:
         shown = {method: f"{100 * value:.1f}" for method, value in found.items()}
@@ -488,6 +488,11 @@ def flower_circumstances() -> str:
         rows.append([name, *(shown.get(method, "") for method in methods)])
     note = f"{table['seed'].nunique()} federations of each kind, made by `{about['command']}`."
     return f"{markdown_table(['', *methods], rows)}\n\n{note}"
+
+
+def flower_summary() -> str:
+    """The summary of a run with colluders in Flower."""
+    return f"```text\n{(RESULTS / 'flower' / 'summary.txt').read_text().strip()}\n```"
 
 
 def flower_troubles() -> str:
@@ -542,7 +547,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for function in (
         all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
-        federations_attacked, aggregator_training, flower, flower_circumstances,
+        federations_attacked, aggregator_training, flower, flower_circumstances, flower_summary,
         flower_troubles,
     )
 }  # fmt: skip

@@ -98,7 +98,7 @@ class _Aggregated:
 
 RARE_CLIENT_ROUNDS = 5
 """A client that takes part in less than one of so many rounds is rare. If a tenth of 100 clients takes part
-in a round, shares by gradient are one to three points more accurate than the policy's."""
+in a round and the clients nearly converge, shares by gradient are a point more accurate."""
 
 
 class FedAvgOptions(TypedDict, total=False):
@@ -342,7 +342,7 @@ class LearnedAggregation(GuardedFedAvg):
     shares are used if they are not worse than FedAvg's on samples that the policy does not see, its step
     and momentum if they improve the model on the samples. If no model can be scored, the round is FedAvg's,
     with a warning in Flower's log. If each client takes part in few rounds, such as a tenth of 100 clients
-    a round, `ShareGradient` is better.
+    a round, and nearly converges, `ShareGradient` is better.
 
     Parameters
     ----------
@@ -470,8 +470,10 @@ class LearnedAggregation(GuardedFedAvg):
         """Aggregate by the policy, behind the gate; as FedAvg does if no model can be scored."""
         judged = [(update, self.server.judged(update.model)) for update in updates]
         scored = [(update, own) for update, own in judged if own is not None]
-        scored = self._screened(server_round, scored, start) if self.screen else scored
-        made = self._decide(scored, start) if scored else None
+        before = self.server.judged(start)
+        if self.screen and scored and before is not None:
+            scored = self._screened(server_round, scored, before)
+        made = self._decide(scored, start, before) if scored else None
         if made is None:
             text = "round %d: no model can be scored; FedAvg instead of learned shares"
             _log.warning(text, server_round)
@@ -487,12 +489,9 @@ class LearnedAggregation(GuardedFedAvg):
         return made
 
     def _screened(
-        self, server_round: int, scored: list[tuple[ClientUpdate, Judged]], start: ModelArrays
+        self, server_round: int, scored: list[tuple[ClientUpdate, Judged]], before: Judged
     ) -> list[tuple[ClientUpdate, Judged]]:
         """Leave out clients that fail the screening, and note why."""
-        before = self.server.judged(start)
-        if not scored or before is None:
-            return scored
         doubted, norms = self._memory.doubted, np.array([update.norm for update, _ in scored])
         trusted = is_trusted(
             np.stack([own.good for _, own in scored]),
@@ -532,7 +531,7 @@ class LearnedAggregation(GuardedFedAvg):
         return without is not None and with_it is not None and with_it.is_better(without)
 
     def _decide(
-        self, scored: list[tuple[ClientUpdate, Judged]], start: ModelArrays
+        self, scored: list[tuple[ClientUpdate, Judged]], start: ModelArrays, before: Judged | None
     ) -> _Aggregated | None:
         """Choose between the policy's model, FedAvg's and the last one.
 
@@ -540,7 +539,7 @@ class LearnedAggregation(GuardedFedAvg):
         """
         updates, judged = [update for update, _ in scored], [own for _, own in scored]
         fedavg = self._fedavg(updates, [own.accuracy for own in judged])
-        before, theirs = self.server.judged(start), self.server.judged(fedavg.model)
+        theirs = self.server.judged(fedavg.model)
         shown = self._shown(fedavg, before, theirs, judged, start)
         if shown is None:
             return None
@@ -587,7 +586,7 @@ class LearnedAggregation(GuardedFedAvg):
         if clients > RARE_CLIENT_ROUNDS * len(updates) and not self._warned:
             self._warned = True
             _log.warning(
-                "clients take part in few rounds: ShareGradient is better, see its docstring"
+                "clients take part in few rounds: ShareGradient may be better, see its docstring"
             )
         few = clients < FEW_CLIENTS
         tunes = self.server.tune is not None and few
@@ -712,7 +711,7 @@ class ShareGradient(GuardedFedAvg):
 
     In every round the server minimises L(sum_i a_i v_i) in the shares a, regularised towards FedAvg's.
     With a few dozen samples it overfits; then `LearnedAggregation` is better. If each client takes part in
-    few rounds and there are 200 samples, this one is better by one to three points.
+    few rounds and nearly converges, and there are 200 samples, this one is better by a point.
 
     Parameters
     ----------
