@@ -172,12 +172,12 @@ def is_trusted(right: Any, before: Any, known: Any, norms: Any, doubted: Any, ma
     Examples
     --------
     >>> import numpy as np
-    >>> right = np.arange(20) < np.array([[18], [16], [9], [2]])
-    >>> known, ones = np.ones((4, 20)), np.ones(4)
+    >>> right = np.arange(20) < np.array([[18], [16], [16], [9], [2]])
+    >>> known, ones = np.ones((5, 20)), np.ones(5)
     >>> is_trusted(right, right[1], known, ones, ones < 1, ones > 0).tolist()
-    [True, True, True, False]
+    [True, True, True, True, False]
     >>> is_trusted(right, right[1], known, ones, ones > 0, ones > 0).tolist()
-    [True, True, False, False]
+    [True, True, True, False, False]
     """
     xp = known.__array_namespace__()
     asked = xp.maximum(known.sum(1), 1e-6)
