@@ -83,7 +83,7 @@ RECIPE = StudyEntry(
 )
 PRIORITISATION = StudyEntry(
     "apportion_studies.portfolio.prioritisation:prioritisation",
-    "where drawing tasks by priority pays, whom it serves where tasks conflict, and acting",
-    figures=("prioritisation", "conflict", "acting"),
+    "where drawing tasks by priority pays, and whom it serves if tasks conflict",
+    figures=("prioritisation", "conflict"),
     cost=4,
 )

@@ -10,11 +10,6 @@ the next day, and those of the others go on; 24 of 32 tasks are of the former, 8
 tells a policy which it is in. Each rule of drawing tasks is held against uniform drawing by the camp that
 fares worse, and by how much runs differ. Claims: priorities serve the worst tasks better, and runs differ
 less. A cell is a rule and a seed of the market.
-
-Acting: Algorithm 1 acts n_e more periods in the drawn task after each update. Prices do not answer to what
-is held, so memory can be full from the start and nothing need be acted: what is held enters by the costs
-alone. At a low and at a high cost, policies are trained with n_e = 0, 1 and 8 from the same first
-parameters. A cell is an n_e and a seed of the market.
 """
 
 from collections.abc import Sequence
@@ -50,8 +45,8 @@ from apportion.trees import stack
 from apportion_studies.portfolio.experiments import POINTS, by_cell, seeds_of
 
 _SCALES = {
-    "quick": {"prioritisation": (3, 1000), "conflict": (3, 300), "acting": (3, 300)},
-    "paper": {"prioritisation": (10, 1000), "conflict": (12, 1000), "acting": (10, 1000)},
+    "quick": {"prioritisation": (3, 1000), "conflict": (3, 300)},
+    "paper": {"prioritisation": (10, 1000), "conflict": (12, 1000)},
 }
 """Simulated markets of each figure, and the updates of a policy."""
 _TASKS, _TRAINED, _HELD_OUT, _TRAIN_DAYS, _DAYS = 32, 30, 10, 400, 1150
@@ -68,10 +63,6 @@ _CASES = {
 """How many of the 32 tasks carry signal, and whether the others are quiet."""
 _CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
 """Tasks of each camp, and the autocorrelation of its instruments' moves."""
-_ACTED, _COSTS = (0, 1, 8), (0.0005, 0.0025)
-"""Periods acted after each update, n_e; and what trading costs."""
-_LITTLE = 3.0
-"""Points a year that are called little."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +102,12 @@ _TRIED = tuple(rule for rule in _RULES if rule.beta is not None)
 
 
 def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Three figures of simulated markets: rules of drawing tasks twice, then acting."""
+    """Two figures of simulated markets: rules to draw tasks."""
     sizes = _SCALES[scale]
     markets = {figure: seeds_of(seed, number) for figure, (number, _) in sizes.items()}
     known = {
         figure: replace(_SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
     }
-    known["acting"] = replace(known["acting"], method="mtl")
     cells = []
     for program in dict.fromkeys(rule.program for rule in _RULES):
         rules = [rule for rule in _RULES if rule.program == program]
@@ -130,12 +120,8 @@ def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     for (place, rule), own in product(enumerate(_TRIED), markets["conflict"]):
         values = {"figure": "conflict", "rule": rule.name, "seed": own}
         cells.append(Cell(f"conflict-{place}-{own}", values, f"conflict-{rule.scorer}"))
-    for acted, own in product(_ACTED, markets["acting"]):
-        values = {"figure": "acting", "acted": acted, "seed": own}
-        cells.append(Cell(f"acting-{acted}-{own}", values, f"acting-{acted}"))
     about = {figure: {"seeds": len(markets[figure]), **vars(known[figure])} for figure in known}
     about["conflict"]["camps"] = {name: list(camp) for name, camp in _CAMPS.items()}
-    about["acting"] |= {"costs": list(_COSTS), "acted": list(_ACTED)}
     compute = partial(_compute, markets, known)
     return Plan("prioritisation", tuple(cells), compute, _conclude, about)
 
@@ -209,13 +195,11 @@ def _compute(
     """Points a year over Equal CRP of each cell: cells of one program are one vmap."""
     figure = cells[0]["figure"]
     if figure == "prioritisation":
-        tables = [_by_case(cells, known[figure], markets[figure])]
-    elif figure == "conflict":
-        tables = [_by_camp(cells, known[figure])]
+        table = _by_case(cells, known[figure], markets[figure])
     else:
-        tables = [_by_acting(cells, replace(known[figure], cost=cost)) for cost in _COSTS]
+        table = _by_camp(cells, known[figure])
     progress(f"{cells[0].program}: {len(cells)} runs of {known[figure].steps} updates", 1.0)
-    yield from by_cell(cells, pd.concat(tables))
+    yield from by_cell(cells, table)
 
 
 def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -> pd.DataFrame:
@@ -244,7 +228,8 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
     s = replace(settings, scorer=rules[0].scorer)
     made = {seed: _conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
     # The first parameters of a market are the same for all rules, the draws are each rule's own.
-    keys = _keys(cells)
+    seeds = np.asarray([cell["seed"] for cell in cells], np.uint32)
+    keys = jax.vmap(jax.random.key)(seeds)
     growth = _train_and_test(
         [made[cell["seed"]] for cell in cells],
         s,
@@ -257,19 +242,6 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
         for camp in _CAMPS
     ]
     return pd.concat(frames)
-
-
-def _by_acting(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame:
-    s = replace(settings, act_periods=cells[0]["acted"])
-    worlds = [_informative_world("32 of 32", cell["seed"], s) for cell in cells]
-    keys = _keys(cells)
-    growth = _train_and_test(worlds, s, policy_keys=keys, run_keys=keys)["informative"]
-    return pd.DataFrame({"place": np.arange(len(cells)), "cost": s.cost, "growth": growth})
-
-
-def _keys(cells: Sequence[Cell]) -> jax.Array:
-    """A key for each cell, of its market alone."""
-    return jax.vmap(jax.random.key)(np.asarray([cell["seed"] for cell in cells], np.uint32))
 
 
 def _priority(rules: Sequence[_Rule], settings: PortfolioSettings) -> Priority:
@@ -323,7 +295,6 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [
         _conclude_prioritisation(own["prioritisation"]),
         _conclude_conflict(own["conflict"]),
-        _conclude_acting(own["acting"]),
     ]
 
 
@@ -358,8 +329,11 @@ def _over_uniform(table: Any) -> pd.DataFrame:
 def _conclude_conflict(rows: Any) -> FigureResult:
     """Each rule against uniform drawing: the camp that fares worse, and how much runs differ."""
     table = rows[["rule", "camp", "seed", "growth"]].reset_index(drop=True)
+    ordered = table.sort_values("seed")
     growths = {
-        rule.name: {camp: _by_seed(table, rule=rule.name, camp=camp) for camp in _CAMPS}
+        rule.name: {
+            camp: select(ordered, rule=rule.name, camp=camp).growth.to_numpy() for camp in _CAMPS
+        }
         for rule in _TRIED
     }
     worst = {name: np.minimum(*own.values()) for name, own in growths.items()}
@@ -390,34 +364,3 @@ def _conclude_conflict(rows: Any) -> FigureResult:
     shown["the camp that fares worse"] = {name: mean_over(own) for name, own in worst.items()}
     draw = partial(forest, shown, f"{POINTS} over Equal CRP")
     return FigureResult("conflict", title, table, verdicts, draw, notes)
-
-
-def _by_seed(table: Any, **where: Any) -> np.ndarray:
-    """The growth of the rows with these values, market by market."""
-    return select(table, **where).sort_values("seed").growth.to_numpy()
-
-
-def _conclude_acting(rows: Any) -> FigureResult:
-    """Acting some periods after each update against none, at each cost."""
-    table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
-    table = table.astype({"acted": int})
-    verdicts, notes, shown = [], [], {}
-    for cost in _COSTS:
-        none, *some = (_by_seed(table, acted=acted, cost=cost) for acted in _ACTED)
-        gains = {}
-        for acted, own in zip(_ACTED[1:], some, strict=True):
-            words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
-            gains[f"{acted} periods"] = gain = compare(own, none)
-            levels = {f"{acted} periods": float(own.mean()), "none": float(none.mean())}
-            claim = f"{words}: adds to growth on held-out instruments ({POINTS})"
-            verdicts.append(Verdict.of(claim, gain, levels=levels))
-            claim = f"{words}: is worth less than {_LITTLE:g} {POINTS}"
-            verdicts.append(Verdict.of(claim, gain, below=_LITTLE, paper=False, levels=levels))
-        notes += [
-            f"n_e = {acted}, cost {1e4 * cost:g} bp: {own.mean():+.1f} {POINTS} over Equal CRP."
-            for acted, own in zip(_ACTED, (none, *some), strict=True)
-        ]
-        shown[f"cost {1e4 * cost:g} basis points"] = gains
-    title = "Acting in the loop: memory of the policy's own allocations, or none acted"
-    draw = partial(forest, shown, f"{POINTS} that acting after each update adds")
-    return FigureResult("acting", title, table, verdicts, draw, notes)
