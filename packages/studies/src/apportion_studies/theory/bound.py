@@ -13,7 +13,7 @@ features leave an error that no sample removes, the corollary's c. A cell is a k
 row is a family.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -23,12 +23,11 @@ import jax
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.certify.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import error_bars, panels
+from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory import bound as theorems
@@ -197,8 +196,8 @@ def _bound_verdicts(shares: Any) -> Iterator[Verdict]:
 
 
 def _plot_bound(shares: Any) -> Figure:
-    """Left: what is lost and allowed, by distance; right: the share of the bounds that is reached."""
-    figure, (left, right) = panels(12, 4.6)
+    """Mean suboptimality and its bounds by distance."""
+    figure, [axis] = panels(7, 4.6, 1)
     means = shares.groupby("spread").mean(numeric_only=True)
     for label, column in (
         ("trivial: 2 V_max", "trivial"),
@@ -209,28 +208,13 @@ def _plot_bound(shares: Any) -> Figure:
         ("its distance term", "theorem_1_prime_distance"),
         ("measured", "measured"),
     ):
-        left.plot(range(len(_SPREADS)), means[column], "o-", markersize=4, label=label)
-    left.set(yscale="log", ylabel="mean over tasks", title="measured suboptimality and its bounds")
-    left.set_ylim(1e-5, None)
-    left.legend(fontsize=8, ncols=2)
-    _plot_shares(right, shares, "spread", _SPREADS)
-    for axis in (left, right):
-        axis.set_xticks(range(len(_SPREADS)), [f"{spread:g}" for spread in _SPREADS])
-        axis.set_xlabel("distance: share of a task that is its own")
+        axis.plot(range(len(_SPREADS)), means[column], "o-", markersize=4, label=label)
+    axis.set(yscale="log", ylabel="mean over tasks", title="measured suboptimality and its bounds")
+    axis.set_ylim(1e-5, None)
+    axis.set_xticks(range(len(_SPREADS)), [f"{spread:g}" for spread in _SPREADS])
+    axis.set_xlabel("distance: share of a task that is its own")
+    axis.legend(fontsize=8, ncols=2)
     return figure
-
-
-def _plot_shares(axis: Axes, rows: Any, column: str, values: Sequence[float]) -> None:
-    """The share of both bounds that each row reaches, by the values of a column."""
-    shift = np.random.default_rng(0).uniform(-0.25, 0.25, len(rows))
-    for name, label in (("theorem_1", "Theorem 1"), ("theorem_1_prime", "Theorem 1'")):
-        shown = np.maximum(rows[name], 1e-6)
-        axis.scatter(rows[column].map(values.index) + shift, shown, s=3, alpha=0.4, label=label)
-    axis.axhline(1, color="black", linewidth=1)
-    axis.set(
-        yscale="log", ylabel="suboptimality / bound (1e-6: none)", title="none reaches a bound"
-    )
-    axis.legend(markerscale=3, loc="lower left")
 
 
 def _cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
@@ -340,20 +324,13 @@ def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
 
 
 def _plot_approximation(rows: Any) -> Figure:
-    """Left: e against the number of features; right: the share of each bound that is reached."""
-    figure, (left, right) = panels(13, 4.6)
-    for number, name in enumerate(_SAMPLINGS):
-        for spread, style in ((0.0, "o-"), (0.4, "D--")):
+    """The error e by number of features and kind of sample, at two distances."""
+    figure, axes = panels(13, 4.6, sharey=True)
+    for axis, spread in zip(axes, (0.0, 0.4), strict=True):
+        for number, name in enumerate(_SAMPLINGS):
             ends = [mean_over(_errors(rows, name, d, spread)) for d in _DIMENSIONS]
-            label, places = (
-                f"{name}, distance {spread:g}",
-                np.arange(len(_DIMENSIONS)) + 0.05 * number,
-            )
-            error_bars(left, places, ends, fmt=style, color=f"C{number}", markersize=4, label=label)
-    left.set(ylabel="error e (mean over families)", title="few features leave an error")
-    left.legend(fontsize=8)
-    _plot_shares(right, rows, "dimension", _DIMENSIONS)
-    for axis in (left, right):
-        axis.set_xticks(range(len(_DIMENSIONS)), [str(d) for d in _DIMENSIONS])
-        axis.set_xlabel("features d, of 6 states")
+            band(axis, _DIMENSIONS, ends, f"C{number}", name)
+        axis.set(xlabel="features d, of 6 states", title=f"distance {spread:g}")
+    axes[0].set_ylabel("error e (mean over families)")
+    axes[0].legend(fontsize=8)
     return figure

@@ -237,31 +237,18 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
 
 
 def _plot(rows: Any, known: list[int]) -> Figure:
-    """Left: regret against the number of tasks; right: what all subsets and all orderings are worth."""
-    figure, (left, right) = panels(13, 4.6)
-    for place, m in enumerate(known):
-        for arm, numbers, style in (
-            ("independent", _INDEPENDENT, "o--"),
-            ("overlapping", _OVERLAPPING, "D-"),
-        ):
-            means = [_regrets(rows, m, arm, number).mean() for number in numbers]
-            left.plot(numbers, means, style, color=f"C{place}", label=f"{arm}, m = {m}")
-    left.set(xlabel="tasks", ylabel="regret on fresh states")
-    left.set_title("overlapping tasks of 4m entities saturate")
+    """What all subsets and all orderings are worth, beside their number."""
+    figure, [axis] = panels(7, 4.6, 1)
     counted = [float(corollary_2(_RATIO * m, m).tasks) for m in known]
-    right.plot(known, counted, "k--", label="counted: C(4m, m)")
-    right.plot(known, known, "k:", label="m")
+    axis.plot(known, counted, "k--", label="number of subsets: C(4m, m)")
+    axis.plot(known, known, "k:", label="m")
     for found, label in (
         (_of_all, "all subsets: tasks"),
         (_worth, "all orderings: examples, times"),
     ):
         middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
-        right.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
-    right.axhline(_RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
-    right.axhline(2 * _RATIO**2, color="0.5", linestyle="-.", label="2 (M/m)² = 32")
-    right.set(ylim=(1, 1e6), xlabel="entities m of a task, M = 4m", ylabel="worth")
-    right.set_title("the gain is not exponential in m")
-    for axis in (left, right):
-        axis.set(xscale="log", yscale="log")
-        axis.legend(fontsize=8)
+        axis.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
+    axis.set(xscale="log", yscale="log", ylim=(1, 1e6), ylabel="worth")
+    axis.set(xlabel="entities m of a task, M = 4m", title="the gain is not exponential in m")
+    axis.legend(fontsize=8)
     return figure
