@@ -143,10 +143,7 @@ def test_a_method_beats_fedavg_only_where_it_does(gain, holds):
     assert rows["first round above .90"].isna()["FedAvg"]
     assert int(rows.loc["fixed share 0.45", "first round above .90"]) == 11
     np.testing.assert_allclose(rows.final["MTL, 48 updates"] - rows.final["MTL"], 0.02)
-    drawn = figure.plot().axes
-    assert len(drawn) == 4
-    by_updates = {line.get_label(): line for line in drawn[1].lines}
-    assert by_updates["MTL"].get_xdata().tolist() == [24, 48]
+    assert len(figure.plot().axes) == 3
     verdicts = {v.claim: v for v in figure.verdicts}
     where = "(unseen clients, all 10,000 images)"
     found = verdicts[f"MTL beats FedAvg in final test accuracy {where}"]

@@ -8,7 +8,7 @@ import pytest
 
 from apportion.certify.statistics import mean_over
 from apportion_studies.portfolio import prioritisation
-from apportion_studies.portfolio.prioritisation import _RULES, _TRIED, _UNIFORM
+from apportion_studies.portfolio.prioritisation import _RULES, _UNIFORM
 from learning import optimised
 
 UNCORRECTED = _RULES[2]
@@ -46,7 +46,7 @@ def camps_of(most, others):
     rows = [
         (rule.name, camp, seed, (usual if rule == _UNIFORM else own) + 0.01 * rng.normal())
         for rule, (camp, own, usual), seed in product(
-            _TRIED, (("most", most, 0.5), ("others", others, 0.1)), range(8)
+            _RULES, (("most", most, 0.5), ("others", others, 0.1)), range(8)
         )
     ]
     return pd.DataFrame(rows, columns=["rule", "camp", "seed", "growth"])
@@ -61,7 +61,7 @@ def test_a_rule_is_judged_by_the_camp_that_it_serves_worse(most, others, outcome
         camps_of(most, others).sample(frac=1, random_state=1)
     )
     served = [v for v in figure.verdicts if "fares worse" in v.claim]
-    assert len(served) == len(_TRIED) - 1
+    assert len(served) == len(_RULES) - 1
     assert {v.outcome for v in served} == {outcome}
     assert served[0].estimate == pytest.approx(min(most, others) - 0.1, abs=0.02)
     assert len(figure.plot().axes) == 3

@@ -444,7 +444,6 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     splits = settings["splits"]
     title = "Charging: one policy for every garage, at stations and in a year it never saw"
     notes = [_note(garage, table) for garage in _GARAGES]
-    notes.append(_note_on_planning(table))
     notes += [
         "The best rule is chosen for each test with hindsight, out of the eight that cannot see the "
         f"future and without {MPC}; no single one is best in all.",
@@ -460,11 +459,10 @@ def _by_objective(rows: Any) -> FigureResult:
     """Each policy by its own objective, beside the best rule for that, and by all other objectives."""
     records, verdicts, leads = [], [], {said: {} for said in _OBJECTIVES.values()}
     best, equal, mpc = ((_SCHEDULED, name) for name in (_BEST, "equal", _MPC_FOR_COST))
-    trained = {"energy": "mtl", **{name: name for name in _OBJECTIVES if name != "energy"}}
     for site, kwh in _whole_sites(rows):
         at = _SITE_NAMES[site]
         for one in [
-            *((kind, POLICY) for kind in trained.values()),
+            *((kind, POLICY) for kind in ("mtl", "fair", "promise", "cost")),
             (_SCHEDULED, "llf"),
             equal,
             best,
@@ -492,26 +490,10 @@ def _by_objective(rows: Any) -> FigureResult:
         "a kWh in a car is worth .40 is our assumption.",
         "The best rule is the best of eight for the objective of the column, chosen for each test with "
         "hindsight. A car is left short if it gets less than 80 % of its need, and a promise is not kept.",
-        *(_note_on_objective(rows, name, kind) for name, kind in trained.items()),
     ]
     title = "What an operator wants served: each objective, and what it costs in the others"
     draw = partial(forest, leads, "lead over the best rule for each objective", width=2.4)
     return FigureResult("objectives", title, pd.DataFrame(records), verdicts, draw, notes)
-
-
-def _note_on_objective(rows: Any, objective: str, kind: str) -> str:
-    """How the policy of an objective compares with the best rule for it, test by test."""
-    of_ten = rows[(rows.stations == 10) & (rows.garage == "real")]
-    leads = [
-        _lead(_kwh_of(test), (kind, POLICY), (_SCHEDULED, _BEST), _UNITS[objective])
-        for _, test in of_ten.groupby(_TEST, sort=False)
-    ]
-    values = [lead.value for lead in leads]
-    return (
-        f"{_OBJECTIVES[objective]}: {_LEARNED[kind]} leads the best rule by {np.mean(values):+.2f} on "
-        f"average over {len(leads)} tests, {min(values):+.2f} to {max(values):+.2f}; the interval is above "
-        f"0 in {sum(lead.low > 0 for lead in leads)} and below 0 in {sum(lead.high < 0 for lead in leads)}."
-    )
 
 
 def _whole_sites(rows: Any) -> Iterator[tuple[str, _Kwh]]:
@@ -541,17 +523,6 @@ def _note(garage: str, table: pd.DataFrame) -> str:
         f"{min(beyond):.2f} to {max(beyond):.2f} points more than it. Of its cars {min(short):+.1f} to "
         f"{max(short):+.1f} points more than of the rule that leaves fewest short leave with less than "
         "80 % of their need."
-    )
-
-
-def _note_on_planning(table: pd.DataFrame) -> str:
-    """The policies beside model-predictive control."""
-    found = select(table, schedule=MPC)
-    leads = found.mtl_ahead
-    return (
-        f"Over model-predictive control ({MPC}), in all garages of ten stations, real and mixed: at least "
-        f"as good in {(leads >= 0).sum()} of {len(found)} tests, established in {(found.low > 0).sum()}; "
-        f"the lead is {leads.min():.2f} to {leads.max():.2f} points."
     )
 
 

@@ -321,12 +321,6 @@ def _verdicts(found: _Found, kinds: list[str]) -> Iterator[Verdict]:
                 claim = f"{scenario}: ahead of {rival} in federations in general"
                 crossed = over_rows_and_columns(ours - methods[rival])
                 yield Verdict.of(claim, crossed, paper=False, levels=both)
-        noisy = [place for place, kind in enumerate(kinds) if kind.endswith("-noise")]
-        if noisy:
-            both = {"learned": float(ours[noisy].mean()), "FedAvg": float(plain[noisy].mean())}
-            claim = f"{scenario}: ahead of FedAvg under symmetric and pairwise label noise"
-            gain = _over_seeds(ours[noisy], plain[noisy])
-            yield Verdict.of(claim, gain, paper=False, levels=both)
         attacked = [place for place, kind in enumerate(kinds) if kind in ATTACKED]
         defences = [name for name in _DEFENCES if name in methods]
         if attacked and defences:

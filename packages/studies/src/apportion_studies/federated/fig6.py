@@ -271,7 +271,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     ]
     verdicts = _verdicts(curves, f"all {evaluation + test:,} images")
     title = "Figure 6: aggregation of federated models"
-    draw = partial(_plot, curves, shares, settings["steps"])
+    draw = partial(_plot, curves, shares)
     return [FigureResult("fig6", title, table, verdicts, draw, notes)]
 
 
@@ -344,9 +344,9 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
     yield from verdict(claim, f"fixed share {_INFORMED:g}", "MTL" + rich, below=0.005, paper=False)
 
 
-def _plot(curves: _Curves, shares: dict[str, np.ndarray], steps: int) -> Figure:
-    """Test accuracy by round, by updates where there are several, and each client's share."""
-    figure, (left, middle, *right) = panels(15, 3.8, 4)
+def _plot(curves: _Curves, shares: dict[str, np.ndarray]) -> Figure:
+    """Test accuracy by round, and the share of each client."""
+    figure, (left, *right) = panels(12, 3.8, 3)
     mean = {
         name: own.mean((0, 1))
         for (name, clients, images), own in curves.items()
@@ -362,15 +362,6 @@ def _plot(curves: _Curves, shares: dict[str, np.ndarray], steps: int) -> Figure:
     left.set(title="test accuracy of the aggregate", xlabel="round")
     left.set_ylim(mean["FedAvg"][1:].min(), None)
     left.legend(fontsize=8)
-    for name in ("STL", "MTL"):
-        after = {steps: mean[name].mean()}
-        for other in mean:
-            if other.startswith(f"{name}, ") and other.endswith(" updates"):
-                after[int(other.split()[-2])] = mean[other].mean()
-        middle.plot(sorted(after), [after[n] for n in sorted(after)], "o-", label=name)
-    middle.axhline(mean["FedAvg"].mean(), color="k", linewidth=0.8, label="FedAvg")
-    middle.set(title="mean accuracy over the rounds", xlabel="updates of PPO")
-    middle.legend(fontsize=8)
     for axis, name in zip(right, ("STL", "MTL"), strict=True):
         axis.plot(rounds, shares[name][:, :-2], color="0.7")
         axis.plot(rounds, shares[name][:, -2:], color="C3")

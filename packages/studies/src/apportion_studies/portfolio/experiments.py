@@ -163,30 +163,6 @@ def stopped(rows: Any, arm: Sequence[str]) -> Any:
     return rows.merge(best.assign(year=best.year + 1), on=[*place, "step"])
 
 
-def shares_of_variance(gap: Any, noise: float) -> dict[str, float]:
-    """Which share of the variance of the mean of a gap, experiments by years, each source has.
-
-    `noise` is the variance of a cell of the gap over training seeds. What a year does to one experiment
-    alone is "years by experiments"; more experiments reduce everything except the share of years.
-
-    >>> gap = pd.DataFrame([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]])
-    >>> shares_of_variance(gap, 0.0)["years"]
-    1.0
-    """
-    table = np.asarray(gap, float)
-    mean, by_row, by_column = table.mean(), table.mean(1), table.mean(0)
-    rest = ((table - by_row[:, None] - by_column + mean) ** 2).sum()
-    rest /= max((table.shape[0] - 1) * (table.shape[1] - 1), 1)
-    found = {
-        "years": max(by_column.var(ddof=1) * table.shape[0] - rest, 0.0),
-        "experiments": max(by_row.var(ddof=1) * table.shape[1] - rest, 0.0),
-        "years by experiments": max(rest - noise, 0.0),
-        "training seeds": min(noise, rest),
-    }
-    whole = sum(found.values()) or 1.0
-    return {name: float(part / whole) for name, part in found.items()}
-
-
 def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
     """What `follow` makes of each policy with its own part of the others.
 

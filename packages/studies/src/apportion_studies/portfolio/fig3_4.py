@@ -65,7 +65,6 @@ from apportion_studies.portfolio.experiments import (
     by_cell,
     doubling,
     note,
-    shares_of_variance,
     stopped,
     walk_each,
 )
@@ -326,29 +325,21 @@ class _Gap:
     """Experiments by years, means over training seeds and tasks."""
     arms: dict[str, Any]
     """The values of each arm."""
-    noise: float
-    """Variance of one of the values over training seeds."""
-
-    def shares(self) -> dict[str, float]:
-        """Which share of the variance of its mean each source has."""
-        return shares_of_variance(self.values, self.noise)
 
 
 def _gap(rows: Any, first: _Arm, second: _Arm | None = None, column: str = "gain") -> _Gap:
     """What the first arm has more of than the second, or than Equal CRP."""
     found = [select(rows, method=arm[0], tasks=arm[1]) for arm in (first, second) if arm]
     tasks = set.intersection(*(set(one.task) for one in found))
-    cell, values, noise = ["experiment", "year"], [], 0.0
+    values = []
     for one in found:
         one = one[one.task.isin(tasks)]
-        seeds = one.groupby([*cell, "replicate"])[column].mean().unstack("replicate")
-        values.append(seeds.mean(axis=1).unstack("year"))
-        if seeds.shape[1] > 1:
-            noise += float(seeds.var(axis=1).mean()) / seeds.shape[1]
+        seeds = one.groupby(["experiment", "year", "replicate"])[column].mean()
+        values.append(seeds.groupby(["experiment", "year"]).mean().unstack("year"))
     if second is None:
-        return _Gap(values[0], {}, noise)
+        return _Gap(values[0], {})
     arms = dict(zip((_name(first), _name(second)), values, strict=True))
-    return _Gap(values[0] - values[1], arms, noise)
+    return _Gap(values[0] - values[1], arms)
 
 
 def _name(arm: _Arm) -> str:
@@ -455,25 +446,6 @@ def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
         yield Verdict.of(claim, found, paper=False, levels=levels)
 
 
-def _sharpe_note(rows: Any, known: _Arms) -> str:
-    """The Sharpe ratios of all multi-task arms less Equal CRP's, in a sentence."""
-    found = {
-        f"{_name(arm)}, {name}": _gap(select(rows, tested=kind), arm, column="sharpe_gain").values
-        for (kind, name), arm in product(_TESTED.items(), known.multi)
-    }
-    estimates = {name: over_rows_and_columns(gap) for name, gap in found.items()}
-    below = sum(e.high < 0 for e in estimates.values())
-    listed = "; ".join(
-        f"{name} {e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}], "
-        f"{int((found[name].mean() > 0).sum())} of {len(known.years)} years positive"
-        for name, e in estimates.items()
-    )
-    return (
-        f"Sharpe ratio less Equal CRP's after {known.epochs} epochs: the whole interval is below 0 in "
-        f"{below} of {len(found)} cases ({listed})."
-    )
-
-
 def _notes(rows: Any, known: _Arms) -> Iterator[str]:
     """What each arm gains over Equal CRP."""
     for name, arm in known.shown.items():
@@ -524,7 +496,7 @@ def _learning_verdicts(own: Any, rows: Any, known: _Arms) -> Iterator[Verdict]:
     ):  # fmt: skip
         claim = f"{claim} (mean over these fractions, equal epochs)"
         values = gap.loc[:, some].mean(axis=1).unstack("year")
-        yield from _by_years(claim, _Gap(values, {}, 0.0), paper=True, **bounds)
+        yield from _by_years(claim, _Gap(values, {}), paper=True, **bounds)
     yield from _sharpe_verdicts(rows, known)
 
 
@@ -553,7 +525,7 @@ def _over_single(rows: Any, arm: _Arm, known: _Arms) -> Any:
 
 
 def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult:
-    """Every arm under three protocols, and every difference, with where its variance is from."""
+    """Every arm under three protocols, and every difference of two arms."""
     few, many = ("pmtl", known.few), ("pmtl", known.many)
     pairs: list[tuple[_Arm, _Arm | None]] = [(arm, None) for arm in (known.single, *known.multi)]
     pairs += [(arm, known.single) for arm in known.multi]
@@ -573,7 +545,7 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
             level = _gap(own, first, column="sharpe").values
             row |= {"sharpe": np.mean(level), "sharpe gain": np.mean(sharpe.values)}
             row |= {"years positive": int((gap.values.mean() > 0).sum())}
-            found.append(row | {f"share of {name}": one for name, one in gap.shares().items()})
+            found.append(row)
             if protocol in words and second in asked[protocol]:
                 claim = f"{_name(first)} beats {against} on {_TESTED[kind]} {words[protocol]}"
                 *_, verdict = _by_years(claim, gap, paper=False)
@@ -584,9 +556,6 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
         "Equal epochs, the paper's protocol, give a multi-task policy T times the updates of a "
         "single-task one; equal updates remove that advantage, and train the single-task one beyond its "
         "best. Stopped early, each arm has the updates that were best in the year before.",
-        _sharpe_note(protocols[_EPOCHS], known),
-        "The share of years is the part of the variance of a mean that no further experiment or training "
-        "seed can reduce.",
         SURVIVORSHIP,
     )
     title = "Three protocols side by side: equal epochs, equal updates, stopped early"

@@ -60,6 +60,7 @@ from apportion.trees import take
 from apportion_studies.portfolio.experiments import (
     POINTS,
     SMALL,
+    SURVIVORSHIP,
     Experiments,
     at_once,
     by_cell,
@@ -91,10 +92,6 @@ _WHY = {
     "optimiser": f"Adam; {_JIANG}",
 }
 """The values that the paper leaves open, and where ours are from."""
-_ONE_YEAR = (
-    "The instruments are those that were large when the data was gathered (survivorship); intervals are "
-    "over experiments in one year of one market, and say nothing of other years."
-)
 _PLAIN = "plain gradient"
 _UNSCALED = optax.identity()
 _RATES = (1, 100, 10_000)
@@ -365,7 +362,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         _summary(last[last.setting == ""]),
         _departure_verdicts(values, year),
         partial(forest, drawn, "after all updates", 3.0),
-        (*notes, _ONE_YEAR),
+        (*notes, SURVIVORSHIP),
     )
     moves = _moves(last)
     shown = {
@@ -381,7 +378,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         (
             f"P-MTL with {settings['tasks']} tasks after {rows.step.max():,} updates, each change "
             "against ours with the same experiments, tasks, first parameters and draws.",
-            _ONE_YEAR,
+            SURVIVORSHIP,
         ),
     )
     return [departures, omitted]

@@ -72,13 +72,7 @@ class _Rule:
     name: str
     scorer: ScorerName
     alpha: float
-    beta: float | None
-    """None rises from 0 to 1 along the run."""
-
-    @property
-    def program(self) -> str:
-        """Rules of one program are trained side by side."""
-        return self.scorer if self.beta is not None else f"{self.scorer}-rising"
+    beta: float
 
     @property
     def paper(self) -> bool:
@@ -94,11 +88,8 @@ _RULES = (
     _Rule("gradient norm, alpha 1, beta 0", "gradient-norm", 1.0, 0.0),
     _Rule("realised gain, alpha 1, beta 0", "realised-gain", 1.0, 0.0),
     _Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
-    _Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
 )
 _BY_NAME = {rule.name: rule for rule in _RULES}
-_TRIED = tuple(rule for rule in _RULES if rule.beta is not None)
-"""The rules that are tried on tasks that conflict."""
 
 
 def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
@@ -109,15 +100,16 @@ def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         figure: replace(_SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
     }
     cells = []
-    for program in dict.fromkeys(rule.program for rule in _RULES):
-        rules = [rule for rule in _RULES if rule.program == program]
+    # Rules of one scorer are one program.
+    for program in dict.fromkeys(rule.scorer for rule in _RULES):
+        rules = [rule for rule in _RULES if rule.scorer == program]
         worlds = product(_CASES.items(), markets["prioritisation"])
         for ((case, (informative, quiet)), own), (place, rule) in product(worlds, enumerate(rules)):
             others = "quiet" if quiet else "lively"
             name = f"{program}-{place}-{informative}-{others}-{own}"
             values = {"figure": "prioritisation", "case": case, "rule": rule.name, "seed": own}
             cells.append(Cell(f"prioritisation-{name}", values, f"prioritisation-{program}"))
-    for (place, rule), own in product(enumerate(_TRIED), markets["conflict"]):
+    for (place, rule), own in product(enumerate(_RULES), markets["conflict"]):
         values = {"figure": "conflict", "rule": rule.name, "seed": own}
         cells.append(Cell(f"conflict-{place}-{own}", values, f"conflict-{rule.scorer}"))
     about = {figure: {"seeds": len(markets[figure]), **vars(known[figure])} for figure in known}
@@ -204,7 +196,7 @@ def _compute(
 
 def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -> pd.DataFrame:
     own = [_BY_NAME[cell["rule"]] for cell in cells]
-    rules = [rule for rule in _RULES if rule.program == own[0].program]
+    rules = [rule for rule in _RULES if rule.scorer == own[0].scorer]
     places: list[tuple[str, int]] = list(product(_CASES, seeds))
     s = replace(settings, scorer=own[0].scorer)
     rule = np.asarray([rules.index(one) for one in own])
@@ -234,7 +226,7 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
         [made[cell["seed"]] for cell in cells],
         s,
         policy_keys=keys,
-        run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([_TRIED.index(r) for r in rules])),
+        run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([_RULES.index(r) for r in rules])),
         priority=_priority(rules, s),
     )
     frames = [
@@ -245,14 +237,10 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
 
 
 def _priority(rules: Sequence[_Rule], settings: PortfolioSettings) -> Priority:
-    """The priorities of runs with these rules, which all have a beta or all rise."""
-    alphas = jnp.asarray([rule.alpha for rule in rules])
-
-    def rising(step):
-        return jnp.minimum(step / settings.steps, 1.0).astype(jnp.float32)
-
-    some = rules[0].beta is not None
-    betas = jnp.asarray([rule.beta for rule in rules]) if some else rising
+    """Priorities of runs with these rules."""
+    alphas, betas = (
+        jnp.asarray([getattr(rule, name) for rule in rules]) for name in ("alpha", "beta")
+    )
     return Priority(alphas, betas, settings.smoothing, settings.priority().initial)
 
 
@@ -334,12 +322,12 @@ def _conclude_conflict(rows: Any) -> FigureResult:
         rule.name: {
             camp: select(ordered, rule=rule.name, camp=camp).growth.to_numpy() for camp in _CAMPS
         }
-        for rule in _TRIED
+        for rule in _RULES
     }
     worst = {name: np.minimum(*own.values()) for name, own in growths.items()}
     differ = {name: np.abs(values - np.median(values)) for name, values in worst.items()}
     verdicts, usual = [], _UNIFORM.name
-    for rule in _TRIED[1:]:
+    for rule in _RULES[1:]:
         for claim, values, gain in (
             ("serves the camp that fares worse better than uniform drawing",
              worst, compare(worst[rule.name], worst[usual])),
