@@ -42,7 +42,7 @@ def test_effective_numbers_are_read_off_the_independent_tasks():
     figure = concluded(rows)
     counted = figure.table[figure.table.arm == "all subsets"].number
     assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in _ENTITIES]
-    assert len(figure.plot().axes) == 1
+    assert len(figure.plot().axes) == 2
     # The same gain at every m is not exponential in m.
     exponential, least, most, orderings = figure.verdicts
     assert exponential.outcome == "does-not-hold"

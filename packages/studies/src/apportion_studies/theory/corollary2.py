@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from apportion.certify.statistics import Estimate, mean_over, of_means
 from apportion.domains import synthetic
 from apportion.domains.synthetic import Examples, reward
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import ends_of, panels
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.bound import corollary_2
@@ -161,8 +160,10 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
     table = pd.DataFrame(records, columns=columns)
     title = "Corollary 2: what all orderings and all subsets of the entities are worth"
-    found = (table, _verdicts(rows, known), lambda: _plot(rows, known), notes)
-    return [FigureResult("corollary2", title, *found)]
+    worths = {"all subsets: tasks": _of_all, "all orderings: examples, times": _worth}
+    shown = {name: {f"m = {m}": of(rows, m) for m in known} for name, of in worths.items()}
+    draw = partial(forest, shown, "log of the worth, M = 4m")
+    return [FigureResult("corollary2", title, table, _verdicts(rows, known), draw, notes)]
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
@@ -234,21 +235,3 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
     )
     found = Verdict.of_all(claim, ratios, above=-math.log(4), below=math.log(4), paper=False)
     yield found.scaled(math.exp)
-
-
-def _plot(rows: Any, known: list[int]) -> Figure:
-    """What all subsets and all orderings are worth, beside their number."""
-    figure, [axis] = panels(7, 4.6, 1)
-    counted = [float(corollary_2(_RATIO * m, m).tasks) for m in known]
-    axis.plot(known, counted, "k--", label="number of subsets: C(4m, m)")
-    axis.plot(known, known, "k:", label="m")
-    for found, label in (
-        (_of_all, "all subsets: tasks"),
-        (_worth, "all orderings: examples, times"),
-    ):
-        middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
-        axis.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
-    axis.set(xscale="log", yscale="log", ylim=(1, 1e6), ylabel="worth")
-    axis.set(xlabel="entities m of a task, M = 4m", title="the gain is not exponential in m")
-    axis.legend(fontsize=8)
-    return figure
