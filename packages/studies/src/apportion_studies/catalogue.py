@@ -1,4 +1,4 @@
-"""The studies of this package as the entry points register them; importing this starts no JAX."""
+"""The studies of this package, as registered by the entry points; importing this module imports no JAX."""
 
 from apportion.studies.registry import StudyEntry
 

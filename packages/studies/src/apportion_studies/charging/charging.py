@@ -1,21 +1,21 @@
-"""One policy for every garage: charging on real sessions, at stations and in a year it never saw.
+"""One policy for every garage: charging on real sessions, at new stations and in a later year.
 
-Trained on 70 % of two sites' stations in 2019, tested on the others and on 2021, behind feeders of 10,
-15 and 20 % of their stations' full rate: 12 tests. Offers are whole amperes, 6 or more or none; cars
-taper, meters are silent at times, nights and weekends count. The same 12 tests in a mixed garage, with the
-same sessions at stations of 3.7, 11 and 22 kW and cars of three kinds.
+Training uses 70 % of the stations of two sites in 2019. Tests use the other stations and 2021, behind
+feeders of 10, 15 and 20 % of the stations' full rate: 12 tests. Offers are whole amperes, 6 or more or
+none; cars taper, meters are silent at times, nights and weekends count. The same 12 tests are repeated in
+a mixed garage, with the same sessions at stations of 3.7, 11 and 22 kW and cars of three kinds.
 
-Everything is done for five splits of the stations, each with its own tasks, test garages and networks. Of
-multi-task, prioritised, single-task learning and a network without recall there are five networks of each
-split. Ways to learn are compared network with network, and three averaged with three. A single-task policy
-learns from one garage of ten stations, another for every network, and is tested at its own site; at the
-other site it is a result about transfer. PPO, which needs no gradient of the garage, learns too.
+Everything is repeated for five splits of the stations, each with its own tasks, test garages and networks.
+Multi-task, prioritised and single-task learning and a network without recall have five networks per split.
+They are compared network with network, and as averages of three. A single-task policy learns from one
+garage of ten stations, a different one for every network, and is tested at its own site; at the other site
+it measures transfer. PPO, which needs no gradient of the garage, is trained too.
 
-Each objective (energy, even shares, promises of 80 % of each car's need, energy that is worth more than it
-costs) has policies of its own. They are compared with the best of eight rules for that objective, chosen
-for each test with hindsight: no choice beforehand does better. Energy and cost are also compared with
-model-predictive control, which plans every period by a linear programme from the forecasts that the policy
-sees, in all garages of ten stations.
+Each objective (energy, even shares, promises of 80 % of each car's need, energy worth less its cost) has
+its own policies. They are compared with the best of eight rules for that objective, chosen for each test
+with hindsight: no choice in advance does better. Energy and cost are also compared with model-predictive
+control, which solves a linear programme in every period with the same forecasts as the policy, in all
+garages of ten stations.
 
 A cell is a way to train or the schedulers of a garage, site and year, in one split; a row is the kWh of a
 schedule on a day or at a station. Points are of the need: 100 x (kWh drawn by one - by the other) / kWh

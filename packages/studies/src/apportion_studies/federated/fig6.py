@@ -1,15 +1,15 @@
 """Figure 6: test accuracy of learned aggregation over the rounds of a federation.
 
-Data: MNIST split so that 8 clients of a task see only 0-5 and 2 only 6-9. As described: the policy sees raw
-accuracies on 1,000 of the server's images and is learned by PPO; methods have the same number of episodes;
-the aggregate is tested on all 10,000. Claims: MTL beats FedAvg, and STL. Each is asked on clients that no
-policy saw and on those of the task that STL learned from. Beside it, ours: tests on the 9,000 images that
-nothing was learned from; accuracies centred over the clients and scaled, and a richer state;
-prioritisation, whose scores begin on their own scale; and unlike tasks, with one to four clients of the
-minority and labels mixed by each client, for the paper puts MTL's gain down to the variety of clients; and
-policies after half and twice as many updates. A seed deals the clients, draws the server's images and has
-16 tasks to test on. A cell is one policy after some updates, or one fixed share on the minority, of one
-seed. At paper size clients compute in bfloat16 while a policy learns, and in float32 in every test.
+Data: MNIST split so that 8 clients of a task have only 0-5 and 2 only 6-9. As in the paper, the policy
+reads raw accuracies on 1,000 of the server's images and is trained by PPO; all methods have the same
+number of episodes; the aggregate is tested on all 10,000 images. Claims: MTL beats FedAvg, and STL. Each
+is tested on unseen clients and on the clients of the task that STL learned from. Our additions: tests on
+the 9,000 images that are not used in training; centred and scaled accuracies, and a richer state;
+prioritisation, with initial scores on their own scale; unlike tasks, with one to four minority clients and
+labels mixed by each client, because the paper attributes MTL's gain to the variety of clients; and
+policies after half and twice as many updates. A seed assigns the images, draws the server's images and has
+16 test tasks. A cell is one policy after some updates, or one fixed share of the minority, with one seed.
+At paper size clients compute in bfloat16 during training, and in float32 in every test.
 """
 
 from collections.abc import Iterator, Sequence

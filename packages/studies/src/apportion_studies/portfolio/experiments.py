@@ -1,7 +1,7 @@
-"""Walk-forward experiments: which instruments each one holds out, its tasks, and the years that test it.
+"""Walk-forward experiments: held-out instruments, tasks and test years.
 
-A policy learns from the days before a test year alone and is then walked through that year, on its own
-tasks and on tasks of instruments it never saw.
+A policy learns from the days before a test year. It is then walked through that year, on its own tasks and
+on tasks of held-out instruments.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """Figure 2: a task's score against the change of episode rewards, and against the gradient norm.
 
-Single-task runs on tasks of the training instruments (50 of the 68), over all days before the last year,
-are watched every 50 steps: the highest score (deviation from equal shares, as the minibatch gave it), and
-how much the reward of the whole episode changed; of the first minibatch of every 50, its own score and
-gradient norm. All move with training time, so each correlation is also given at equal training time.
+Single-task runs on tasks of the training instruments (50 of the 68), over all days before the last year.
+Every 50 steps we record the highest score (deviation from equal shares of a minibatch), the change of the
+reward of the whole episode, and the score and gradient norm of the first minibatch. All four change with
+training time, so each correlation is also computed at equal training time.
 """
 
 from collections.abc import Sequence

@@ -1,32 +1,32 @@
-"""Figures 3 and 4: STL, MTL and P-MTL walked forward over years, and what transfers to other instruments.
+"""Figures 3 and 4: STL, MTL and P-MTL walked forward over years, and transfer to other instruments.
 
 Every policy learns from the days before a test year and is walked through that year, net of costs. A cell
-is a method, a number of tasks T, an experiment, a year and a training seed. As the paper's caption has it,
-an epoch is 300 updates for each task: a multi-task policy has 300 T of them, and each of T single-task
-policies 300, so that 12 epochs are 18,000 updates of a policy for 5 tasks, 108,000 for 30, and 3,600 of
-each single-task policy. The paper's year is 2019; 2013 to 2018 say whether it was a lucky one. Runs of one
-(experiment, year, training seed) share first parameters and draws, so that they differ by method alone.
+is a method, a number of tasks T, an experiment, a year and a training seed. As in the paper's caption, an
+epoch is 300 updates per task: 300 T updates of a multi-task policy, and 300 updates of each of T
+single-task policies. So 12 epochs are 18,000 updates of a policy for 5 tasks, 108,000 for 30 tasks and
+3,600 of each single-task policy. The paper's year is 2019; 2013 to 2018 show whether it is an exception.
+Runs with the same experiment, year and training seed share first parameters and draws, so they differ by
+method only.
 
-Figures 3 and 4 compare at equal epochs, the paper's protocol. The third figure sets two others beside it.
-At equal updates every policy is read after 18,000, single-task ones trained on so long for the first 3
-tasks. Stopped early, every arm has the number of updates that was best on its own tasks in the year
-before, of the policies that learned from the days before that year: one number for an arm, an experiment
-and a year, out of 100, 200, 400 and so on and the ends of epochs. The year before the first test year
-serves validation alone.
+Figures 3 and 4 compare at equal epochs, the paper's protocol. The third figure adds two protocols. At
+equal updates every policy is tested after 18,000 updates; single-task policies of the first 3 tasks are
+trained that long. With early stopping, an arm uses the number of updates that was best on its own tasks in
+the year before, measured with policies that learned from the days before that year. There is one number
+per arm, experiment and year, chosen among 100, 200, 400, ... and the ends of epochs. The year before the
+first test year is used for validation only.
 
-Multi-task policies are trained from 4 seeds with 5 tasks and from 2 with 30, which are six times as
-expensive, and seeds are averaged before anything is compared. A single-task arm is already a mean over its
-policies and has one. That is about twice the updates of one seed each.
+Multi-task policies have 4 training seeds with 5 tasks and 2 with 30 tasks, which cost six times as much.
+Seeds are averaged before any comparison. A single-task arm is a mean over its policies and has one seed.
 
-A cell's rows: tested (own tasks each by its number, or the mean of the held-out ones, task -1), epoch,
+Rows of a cell: tested (each own task by its number, or the mean of the held-out tasks as task -1), epoch,
 step (updates of a policy), gain (points a year over Equal CRP: 100 times log growth, net), sharpe and
 equal_sharpe (Sharpe ratios of the policy and of Equal CRP).
 
-Figure 3: the gain over Equal CRP on tasks of instruments never trained on. Claims: multi-task policies
-beat Equal CRP there. Figure 4: learning curves by epoch, and for each fraction of tasks the gain over STL
-that they reach at least; methods are compared on the same tasks. Claims: P-MTL learns faster and better
-than STL, 30 tasks beat 5, from 30 % of tasks on P-MTL gains more over STL than MTL, and below 20 % it does
-not help much, which is read here as by less than a point a year.
+Figure 3: gain over Equal CRP on tasks of held-out instruments. Claim: multi-task policies beat Equal CRP.
+Figure 4: learning curves by epoch, and the gain over STL that each fraction of tasks reaches at least.
+Methods are compared on the same tasks. Claims: P-MTL learns faster and better than STL; 30 tasks beat 5;
+from 30 % of tasks on, P-MTL gains more over STL than MTL; below 20 % it does not help much, which we read
+as less than a point a year.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,12 +1,12 @@
 """Figure 5: one task's test year under a multi-task and a single-task policy, with allocations.
 
-An epoch is 300 updates a task, as in Figure 4: 9,000 of a multi-task policy with 30 tasks, 300 of a
-single-task one. Both are tested after 2 epochs and after 12, and a single-task policy also after as many
-updates as the multi-task one has in 2. Shown is the task on which after 12 epochs the multi-task policy
-gains most over the single-task one, as the paper chose it; the table and the verdicts cover every policy
-and task watched. Claims: the single-task policy keeps nearly equal shares while the multi-task one has
-learned more complex allocations, and strays from equal shares only where it pays. Rows keep the shares of
-the task shown alone: from those of all, prices could be recomputed.
+An epoch is 300 updates per task, as in Figure 4: 9,000 of a multi-task policy with 30 tasks, 300 of a
+single-task policy. Both are tested after 2 and after 12 epochs, and a single-task policy also after as
+many updates as the multi-task policy has in 2 epochs. The figure shows the task with the largest gain of
+the multi-task over the single-task policy after 12 epochs, which is the paper's choice. The table and the
+verdicts cover all policies and tasks. Claims: the single-task policy keeps nearly equal shares, the
+multi-task policy has learned more complex allocations, and it deviates from equal shares only if that
+pays. Rows contain the shares of the drawn task only, because shares of all tasks would reveal the prices.
 """
 
 from collections.abc import Iterator, Sequence

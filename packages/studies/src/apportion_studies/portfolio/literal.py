@@ -1,27 +1,27 @@
-"""What five departures from the paper's Algorithm 1 do, and each value that it leaves open.
+"""The effect of five departures from the paper's Algorithm 1, and of each value that it leaves open.
 
-Figures 2 to 5 depart from the algorithm in five ways. The network sees 10 (v / v_last - 1) in place of raw
-ratios; an update charges the batch's own drifted allocation, with the gradient through it, in place of the
-remembered w_{n-1}; memory is full of equal shares' states from the start and is rewritten by each batch,
-in place of being filled by acting alone; the score is that of the batch before the update; and acting that
-reaches an episode's end goes on with the next one in the same round. Each is put back alone, and all five
-together. That is not the paper to the letter: the optimiser stays Adam, in place of a plain gradient, which
-has arms of its own below. Whether acting stops at the end matters only if there is any, so that arm acts
-too and is held against the one that does.
+Figures 2 to 5 depart from the algorithm in five ways. The network reads 10 (v / v_last - 1) instead of raw
+ratios. An update charges the batch's own drifted allocation, with its gradient, instead of the remembered
+w_{n-1}. Memory starts full of the states of equal shares and each batch overwrites its part, instead of
+being filled by acting only. The score is computed before the update. Acting that reaches the end of an
+episode continues with the next one in the same round. Each departure is reverted alone, and all five
+together. That is still not the paper to the letter: the optimiser is Adam, and a plain gradient has
+separate arms. Stopping at the end matters only with acting, so that arm acts too and is compared with the
+arm that acts.
 
-How many periods are acted (n_e) and with which noise the paper does not say: 10, so that an epoch's 300
-updates of a task walk its ten years once, with noise of 0.1 on the scores. The other values that it leaves
-open (window, batch, learning rate, cost, recency, optimiser) are halved and doubled one at a time, a plain
-gradient in place of Adam with learning rates of three orders.
+The paper does not give the number of acted periods (n_e) and their noise. We use 10 periods, so that the
+300 updates of a task in an epoch cover its ten years once, and noise of 0.1 on the scores. The other open
+values (window, batch, learning rate, cost, recency) are halved and doubled one at a time; the plain
+gradient replaces Adam with learning rates of three orders.
 
-All are P-MTL policies of the same experiments, tasks, first parameters and draws, tested on the paper's
-year; single-task policies of the same tasks are trained with all five put back. Our P-MTL policies here
-and those of Figure 4 are replicates of each other: the same experiments and tasks, other training seeds.
-What they gain over STL and over Equal CRP is judged there alone, over more training seeds and years.
+All arms are P-MTL policies with the same experiments, tasks, first parameters and draws, tested on the
+paper's year. Single-task policies of the same tasks are trained with all five departures reverted. Our
+P-MTL policies here replicate those of Figure 4 with other training seeds; Figure 4 alone judges their gain
+over STL and Equal CRP, with more training seeds and years.
 
-A cell's rows: tested (own tasks, held-out ones, or own ones in the training period), step, epoch, gain
+Rows of a cell: tested (own tasks, held-out tasks, or own tasks in the training period), step, epoch, gain
 (points a year over Equal CRP: 100 times log growth, net) and deviation (mean over days of the largest
-distance of a share from an equal one).
+distance of a share from an equal share).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,18 +1,18 @@
-"""Why many tasks should help, on the market itself: the generalisation gap, and the spread over seeds.
+"""Why many tasks should help, on real prices: the generalisation gap, and the spread over seeds.
 
-Generalisation: the paper's reason for sharing one network over instruments and tasks is that data is
-scarce. STL, MTL and a plain network of as many parameters, which reads all instruments of its one task
-at once, learn from the days before a test year. Measured is the gain over Equal CRP on one task, the same
-for all three, in the days learned from and in the test year; the gap is what is lost between them. A cell
-is a method, an experiment with instruments of its own, and a year.
+Generalisation: the paper shares one network over instruments and tasks because data is scarce. STL, MTL
+and a plain network with as many parameters, which reads all instruments of its one task at once, learn
+from the days before a test year. We measure the gain over Equal CRP on one task, the same for all three,
+in the training days and in the test year; the gap is the difference. A cell is a method, an experiment
+with its own instruments, and a year.
 
-Stability: prioritised drawing is said to stabilise learning. MTL and P-MTL learn the same tasks from
-several seeds, each year with instruments of its own; the ratio of the interquartile ranges over seeds of
-what they gain in the test year says which spreads less. A cell is a method, a seed and a year.
+Stability: the paper says that prioritised drawing stabilises learning. MTL and P-MTL learn the same tasks
+from several seeds, with different instruments each year. We compare the interquartile ranges over seeds
+of their gains in the test year. A cell is a method, a seed and a year.
 
-Policies are read twice: with equal updates, and stopped at the number of updates that was best on their
-own tasks in the year before, of policies of the same method and instruments that learned from the days
-before that year. Cells of validation are read for that alone.
+Policies are tested at equal updates and with early stopping: the number of updates that was best on their
+own tasks in the year before, for policies of the same method and instruments that learned from the days
+before that year. Validation cells are used for this choice only.
 """
 
 import math

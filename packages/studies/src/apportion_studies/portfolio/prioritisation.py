@@ -1,15 +1,14 @@
-"""Where prioritisation pays: in markets whose truth is known, at equal updates, on instruments never seen.
+"""When prioritisation helps: simulated markets with known truth, equal updates, held-out instruments.
 
-Prioritisation: 32 tasks share one policy; few, some or all of them are informative. Scored are the paper's
-deviation from equal shares, the gradient norm and the realised gain; each against uniform MTL, on held-out
-instruments that carry signal. Deviation and gradient find what moves; realised gain finds what pays. A
-cell is a case, a rule and a seed of the market.
+Prioritisation: 32 tasks share one policy, and few, some or all of them are informative. The scores are the
+paper's deviation from equal shares, the gradient norm and the realised gain. Each rule is compared with
+uniform MTL on held-out instruments that carry signal. Deviation and gradient norm find tasks that move;
+realised gain finds tasks that pay. A cell is a case, a rule and a seed of the market.
 
-Conflict: what is right in most tasks is wrong in the others. The moves of most instruments are taken back
-the next day, and those of the others go on; 24 of 32 tasks are of the former, 8 of the latter, and nothing
-tells a policy which it is in. Each rule of drawing tasks is held against uniform drawing by the camp that
-fares worse, and by how much runs differ. Claims: priorities serve the worst tasks better, and runs differ
-less. A cell is a rule and a seed of the market.
+Conflict: the best policy for most tasks is wrong for the others. In 24 of 32 tasks the moves of a day tend to
+reverse on the next day, in 8 they continue, and the state does not show the kind of a task. Each rule is
+compared with uniform drawing by the result of the worse camp and by the spread of the runs. Claims:
+priorities serve the worst tasks better, and runs differ less. A cell is a rule and a seed of the market.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """The practical policy: does it beat Equal CRP net of costs, and does it beat lazy rebalancing?
 
-It is an ensemble of 4 seeds trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
-to equal shares (k = 0.5), trading a tenth of the way each day (eta = 0.1). Walk-forward over years, on
-own tasks and on tasks of held-out instruments, beside the same trained on the paper's own reward. A
-single seed is the mean over all seeds, each taken alone. `chosen` takes k, eta and the checkpoint that
-earlier test years favour by Sharpe ratio, on own tasks; no year takes part in a choice made for it.
+It is an ensemble of 4 seeds, trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
+to equal shares (k = 0.5), and trades a tenth of the way each day (eta = 0.1). It is walked forward over
+years, on own tasks and on tasks of held-out instruments, beside the same policy trained on the paper's
+reward. "One seed" is the mean over the single seeds. `chosen` uses the k, eta and checkpoint with the best
+Sharpe ratio on own tasks in earlier test years; a year never affects the choice made for it.
 """
 
 import math

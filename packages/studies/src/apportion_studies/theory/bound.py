@@ -1,16 +1,15 @@
-"""Both theorems against the truth: LSPI's suboptimality on every task beside Theorems 1 and 1'.
+"""Both theorems against measured values: suboptimality of LSPI on every task and Theorems 1 and 1'.
 
-Data: random families of 8 tasks (6 states, 3 actions, gamma .7) at several distances. LSPI trains on
-the average MDP for K = 20 iterations; e is measured, eps is exact over all policies, and everything is
-measured under the uniform distribution over the states. Claims: measured <= Theorem 1' <= Theorem 1,
-always. The high-probability form is reported as it is: vacuous. A cell is a distance; a row is a task
-of a family, with its loss and every term.
+Data: random families of 8 tasks (6 states, 3 actions, gamma .7) at several distances. LSPI trains on the
+average MDP for K = 20 iterations. e is measured, eps is exact over all policies, and all norms use the
+uniform distribution over states. Claims: measured <= Theorem 1' <= Theorem 1 in every run. The
+high-probability form is reported too; it is vacuous. A cell is a distance; a row is a task of a family,
+with its loss and every term.
 
-Approximation: the same where values are only approximated. The features are the first d of six cosines
-over the states. LSPI learns from one path with the task drawn anew at every step (the theorem's), from a
-path of each task, from independent draws, and without noise. Claims: no family breaks either theorem; few
-features leave an error that no sample removes, the corollary's c. A cell is a kind of sample with a d; a
-row is a family.
+Approximation: the same with approximate values. The features are the first d of six cosines over the
+states. LSPI learns from one path with a new task at every step (the theorem's), from a path of each task,
+from independent draws, and without noise. Claims: no family breaks either theorem; few features leave an
+error that no sample removes, the corollary's c. A cell is a kind of sample with a d; a row is a family.
 """
 
 from collections.abc import Iterator

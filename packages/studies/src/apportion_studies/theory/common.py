@@ -1,4 +1,4 @@
-"""What the studies of the theory share: cells one by one, slopes, and whether a bound was broken."""
+"""Shared by the studies of the theory: cells one by one, slopes, and broken bounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,11 +1,11 @@
-"""Corollary 2: what all orderings of m entities, and all subsets of a universe of M, are worth.
+"""Corollary 2: the worth of all orderings of m entities, and of all subsets of a universe of M.
 
-Data: the synthetic problem with equal entities, m = 4 to 40. Orderings: how many real examples the
-20 real ones in all m! orderings are worth, which is the tied model on the 20. Subsets: a universe of
-M = 4m entities with a record of 50 periods each, and tasks that are random subsets of it; the tied model
-learns from them, and from 1 to 64 independent tasks of entities of their own. The effective number of
-overlapping tasks is the number of independent ones with the same regret: Hoeffding's U-statistics
-guarantee floor(M/m) to all subsets together, the corollary counts C(M, m).
+Data: the synthetic problem with equal entities, m = 4 to 40. Orderings: the number of real examples that
+20 real examples in all m! orderings are worth; these orderings are the tied model on the 20 examples.
+Subsets: a universe of M = 4m entities with a record of 50 periods each, and tasks that are random subsets
+of it. The tied model learns from them, and from 1 to 64 independent tasks with separate entities. The
+effective number of overlapping tasks is the number of independent tasks with the same regret: Hoeffding's
+U-statistics guarantee floor(M/m) for all subsets together, the corollary counts C(M, m).
 A cell is an m; a row is the regret of one run, arm and number of tasks or examples.
 """
 

@@ -1,14 +1,14 @@
 """When to pool: multi-task against single-task LSPI over N, the number of tasks and their distance.
 
 Crossover: random families of 8 tasks (12 states, 3 actions, gamma .7), samples drawn uniformly over
-state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: Corollary 1's
-1/sqrt(NT) and its eps; and the line, which the paper does not draw, where one overtakes the other.
+state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: the 1/sqrt(NT) and
+the eps of Corollary 1, and the N at which single-task learning overtakes, which the paper does not give.
 A cell is a distance; a row is a family at one N.
 
 Corollary 1 in the number of tasks: families of 64 tasks (6 states), N = 36 samples of each. LSPI learns
-from the pool of the first T tasks and is held against the optimum of each of them; the floor is what the
-average MDP's own optimum loses there, without any sampling. The corollary's O(1/sqrt(NT)) and O(eps) are
-upper bounds: each is tried as a bound, and as a rate. A cell is a distance; a row is a family at one T.
+from the pool of the first T tasks and is compared with the optimum of each of them. The floor is the loss
+of the average MDP's own optimum, without any sampling. The corollary's O(1/sqrt(NT)) and O(eps) are upper
+bounds: each is tested as a bound and as a rate. A cell is a distance; a row is a family at one T.
 """
 
 import math

@@ -1,11 +1,12 @@
-"""An equivariant network against a plain one of as many parameters, at equal updates.
+"""An equivariant network against a plain one with as many parameters, at equal updates.
 
-Data: the synthetic problem, m = 10 entities, a record of 20, 100 or 500 states whose rewards are noisy;
-eps is the range of the betas, 0 (entities alike) or .8 (each its own). Both networks learn by the direct
-gradient on the whole record: one scores every entity by itself with shared parameters, the other reads
-all entities at once. Held against the best allocation on fresh states, of the entities in their order and
-in another. Claims: sharing uses data better; it does not care for the order; and, ours, a plain network
-pays once entities differ and data is plenty. A cell is an eps and a size; a row is a seed.
+Data: the synthetic problem, m = 10 entities, a record of 20, 100 or 500 states with noisy rewards; eps is
+the range of the betas, 0 (identical entities) or .8 (different entities). Both networks learn by the
+direct gradient on the whole record: one scores each entity separately with shared parameters, the other
+reads all entities at once. Both are compared with the best allocation on fresh states, with the entities
+in the same order and in another. Claims: sharing uses data better and does not depend on the order; and,
+ours, a plain network is better if entities differ and data is plentiful. A cell is an eps and a size; a
+row is a seed.
 """
 
 from collections.abc import Iterator

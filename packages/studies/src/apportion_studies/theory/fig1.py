@@ -1,13 +1,13 @@
-"""Figure 1: LSPI on the synthetic problem, real against permuted examples, and the gap that eps opens.
+"""Figure 1: LSPI on the synthetic problem, real against permuted examples, and the gap due to eps.
 
-Data: m = 10 entities, examples drawn from the state-action space. Arms: N real examples; 20 real ones
-permuted up to N, as in the paper; and, ours, the equivariant model on the 20 real ones alone, which is
-what all m! orderings of them amount to. Claims: regret falls with N; permuting gains; eps opens a gap.
-The bound is evaluated on this very problem as far as it can be: states are drawn afresh whatever is done,
-so that C = C' = C'' = 1 and nothing need mix; eps and R_max are exact. What cannot be is e: the theorem is
-about LSTD of V on a path, the figure about LSTD of Q with a ridge. So the terms of eps and of K stand with
-e = 0, below which no form of the bound can fall, beside the samples that Lemma 4 asks for. A cell is an
-eps; a row is the regret of one run, arm and N.
+Data: m = 10 entities, examples drawn from the state-action space. Arms: N real examples; 20 real examples
+permuted up to N, as in the paper; and, ours, the equivariant model on the 20 real examples, which is
+equivalent to all m! orderings of them. Claims: regret falls with N; permuting helps; eps causes a gap.
+The bound is evaluated on this problem as far as possible. States are drawn independently of the past,
+so C = C' = C'' = 1 and no mixing is needed; eps and R_max are exact. e is not available: the theorem is
+about LSTD of V on a path, the figure about LSTD of Q with a ridge. So we report the terms of eps and K
+with e = 0, a lower limit of every form of the bound, and the number of samples that Lemma 4 requires. A
+cell is an eps; a row is the regret of one run, arm and N.
 """
 
 import math
