@@ -70,7 +70,7 @@ _SCALES: dict[str, dict[str, Any]] = {
 and of other sizes; the first days of each test, or all."""
 _PPO_STEPS = {"quick": 10, "paper": 1000}
 _NEXT_SPLIT = 10_000
-"""Distance of the seeds of two splits."""
+"""Difference between the seeds of two splits."""
 _SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 _TRAINED_UNTIL, _TESTED_FROM = "2019-12-31", "2021-01-01"
 _CAPACITIES = (0.1, 0.15, 0.2)
@@ -108,7 +108,7 @@ _OBJECTIVES = {
 _UNITS = {"energy": "day", "fair": "fair", "promise": "promise", "cost": "cost"}
 """The rows of each objective, by day."""
 _STATIONS = {"day": "station", "promise": "promised"}
-"""The rows by station of what adds up over stations."""
+"""The rows by station, for units that add up over stations."""
 _GARAGES = {"real": "mtl", "mixed": "mixed"}
 """The garages of the tests, and the cell of the policy there."""
 _TESTS = {"2019": "2019, new stations", "2021": "2021"}
@@ -118,12 +118,12 @@ _RULES = [name for name in SCHEDULERS if name not in HINDSIGHT]
 _BEST, _NETWORK = "best", "network"
 """The best rule of a test; the mean over the single networks of a split."""
 _TRAINED = 0.6
-"""How far a cell is once its policy is trained."""
+"""Progress of a cell when its policy is trained."""
 
 _TEST = ["garage", "site", "test", "capacity", "stations"]
-"""What distinguishes tests."""
+"""Columns that identify a test."""
 _Name = tuple[str, str]
-"""A schedule by the cell that computed it and its name there."""
+"""A schedule: the cell that computed it, and its name."""
 _Kwh = dict[tuple[str, str, str], pd.DataFrame]
 """Of each cell, schedule and unit: `drawn_kwh` and `need_kwh` by split and place, a day or a station. Other
 objectives than energy have their own worth of a day."""
@@ -139,7 +139,7 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         "tariff": {name: asdict(_tariff(name)) for name in _SITE_NAMES},
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
-    # What takes longest first: a free process then takes the schedulers.
+    # The longest cells come first, so that idle processes take the schedulers.
     splits, cells = range(about["splits"]), []
     for kind in _LEARNED:
         for split in splits:
@@ -184,8 +184,8 @@ _read = cache(read_sessions)
 
 @cache
 def _garages(kind: str, settings: ChargingSettings) -> Garages:
-    """The garages of a cell's tests and of most cells' training: those of `_GARAGES`, plain ones, or real
-    ones in which unwished power is not drawn (cost).
+    """Garages of a cell's tests and of most cells' training: those of `_GARAGES`, plain ones, or real
+    ones in which offered power may be left undrawn (cost).
     """
     if kind == "mixed":
         cables = settings.seed % _NEXT_SPLIT
@@ -276,7 +276,7 @@ def _train(
 
 
 def _garage_of(kind: str) -> str:
-    """The garages that a way to train is for."""
+    """Garages for a way to train."""
     return kind if kind in ("mixed", "plain", "cost") else "real"
 
 
@@ -314,9 +314,9 @@ def _try(
 def _schedule(
     cell: Cell, settings: ChargingSettings, about: dict[str, Any], progress: OnProgress
 ) -> pd.DataFrame:
-    """What the schedulers and model-predictive control deliver at a site in a year."""
+    """Rows of the schedulers and of model-predictive control at a site in a year."""
     tables, place = [], (cell["garage"], cell["site"], cell["year"])
-    # A policy is needed, and its rows are left out.
+    # The function needs a policy; its rows are dropped.
     walk = partial(
         backtest.backtest_schedules,
         Pooled(CHANNELS, 1, key=jax.random.key(0)),
@@ -378,7 +378,7 @@ def _tests(
 
 
 def _rows(result: backtest.ChargingBacktest, days: Days, names: Sequence[str]) -> pd.DataFrame:
-    """What these schedules drew by day and by station, and how cars left."""
+    """Energy of these schedules by day and by station, and measures of the departing cars."""
     tables = []
     dates = [str(day) for day in result.dates]
     cars = (result.need_kwh > 0).astype(float)
@@ -388,7 +388,7 @@ def _rows(result: backtest.ChargingBacktest, days: Days, names: Sequence[str]) -
             for objective, unit in _UNITS.items()
             if objective != "cost" or result.cost
         }
-        # To a thousandth: energies are sums in single precision.
+        # With a tolerance of a thousandth, because energies are sums in single precision.
         kept = cars * (result.drawn_kwh[name] >= 0.999 * _PROMISED * result.need_kwh)
         by_car = replace(result, need_kwh=cars, drawn_kwh={name: kept})
         parts = [{"unit": "all", "place": ""} | _measures(result, name)]
@@ -402,7 +402,7 @@ def _rows(result: backtest.ChargingBacktest, days: Days, names: Sequence[str]) -
 
 
 def _measures(result: backtest.ChargingBacktest, name: str) -> dict[str, Any]:
-    """How the cars left, and what a kWh cost."""
+    """Share of cars left short, fairness, and the cost of a kWh."""
     found = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
     return found | ({"cost_per_kwh": result.cost_per_kwh(name)} if result.cost else {})
 
@@ -429,7 +429,7 @@ def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_best(rows: Any) -> Any:
-    """The rows with those of the best rule of each test and objective under one name."""
+    """Add the rows of the best rule of each test and objective under one name."""
     best = _best_rules(rows)
     beside = best[best.unit.isin(_STATIONS)]
     best = pd.concat([best, beside.assign(unit=beside.unit.map(_STATIONS))])
@@ -535,15 +535,15 @@ def _kwh_of(rows: Any) -> _Kwh:
 
 
 def _level(kwh: _Kwh, one: _Name, unit: str = "day") -> float:
-    """What a schedule is worth by a unit, in points."""
+    """Value of a schedule in a unit, in points."""
     found = kwh[(*one, unit)]
     return 100 * float(found.drawn_kwh.sum() / found.need_kwh.sum())
 
 
 def _lead(kwh: _Kwh, first: _Name, second: _Name, unit: str = "day") -> Estimate:
-    """What one schedule serves more than another, in points of the need or of another objective.
+    """Lead of one schedule over another, in points of the need or of another objective.
 
-    Clustered by days, by splits and, for what adds up over stations, by stations.
+    Clustered by days, by splits and, for units that add up over stations, by stations.
     """
     clusterings = []
     for each in (unit, _STATIONS.get(unit)):

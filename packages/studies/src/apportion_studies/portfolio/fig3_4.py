@@ -129,7 +129,7 @@ class _GridSize:
 
     @property
     def walked(self) -> tuple[int, ...]:
-        """The test years, and before them the one that serves validation alone."""
+        """The validation year and the test years after it."""
         return self.years[0] - 1, *self.years
 
     def updates(self, method: str, count: int) -> int:
@@ -202,7 +202,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
             cells.append(Cell(name, values | {"replicate": replicate}, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), "tasks": own.pop("counts"), **own}
-    # What these two would say, epochs and cells do.
+    # Epochs and cells replace these two.
     del about["steps"], about["method"]
     return Plan("fig3-4", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
@@ -270,7 +270,7 @@ def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataF
         found = np.stack(
             [100 * (growth - base), sharpe, np.broadcast_to(base_sharpe, sharpe.shape)]
         )
-        # Single-task policies of a cell stand side by side as tasks.
+        # The single-task policies of a cell are its tasks.
         found = found.reshape(len(_VALUES), cells, -1)
         if kind == "held-out":
             found = found.mean(-1, keepdims=True)

@@ -120,7 +120,7 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
     costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
-    # All of a multi-task policy's tasks, of which a single-task policy has one.
+    # All tasks of a multi-task policy; a single-task policy learns one of them.
     drawn = [training.draw_portfolio_tasks(universe, replace(settings, seed=own)) for own in seeds]
     tasks = stack([own for _, _, own in drawn])
     method = cells[0]["method"]
@@ -138,7 +138,7 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
                 walks[stage] = _walk_each(take(chunk.policy, runs), test, shown)
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
-    # What a policy begins with, and its randomness: a single-task policy's differ by task.
+    # Keys of first parameters and draws; those of single-task policies differ by task.
     firsts = [jax.random.key(own) for own in seeds]
     if single:
         firsts = [
@@ -197,7 +197,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             for name in _METHODS
         ),
     )
-    # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
+    # For each method, policy and task: growth over Equal CRP and mean deviation in the year.
     kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
     years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
     found = (years, _verdicts(table, deviation, gain), lambda: _plot(table), notes)
@@ -206,7 +206,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
-    """A method's values of a column, policies by months; the mean of such a table is that over all days.
+    """Values of a column by policy and month; the mean of such a table is the mean over all days.
 
     The tasks of a policy share it and its instruments; the days of a month share a market.
     """
@@ -219,7 +219,7 @@ def _by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
 
 
 def _mark_drawn(rows: Any) -> pd.DataFrame:
-    """The rows with the task to draw marked; shares are kept for that one."""
+    """Mark the task to draw, and keep shares of that task only."""
     total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
     multi, single = _DRAWN
     policy, task = (total[multi] - total[single]).idxmax()
@@ -232,9 +232,9 @@ def _mark_drawn(rows: Any) -> pd.DataFrame:
 def _verdicts(
     table: Any, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
 ) -> Iterator[Verdict]:
-    """What is claimed of each single-task policy, from values of policies by months.
+    """Claims about each single-task policy, from values by policy and month.
 
-    Then whether a policy gains more on the days it strays further, on top of what straying is worth.
+    Then whether a policy gains more on days on which it deviates more than on average.
     """
     for name, (multi, single) in _PAIRS.items():
         paper = name != _EQUAL_UPDATES

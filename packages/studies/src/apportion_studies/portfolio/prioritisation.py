@@ -5,9 +5,9 @@ paper's deviation from equal shares, the gradient norm and the realised gain. Ea
 uniform MTL on held-out instruments that carry signal. Deviation and gradient norm find tasks that move;
 realised gain finds tasks that pay. A cell is a case, a rule and a seed of the market.
 
-Conflict: the best policy for most tasks is wrong for the others. In 24 of 32 tasks the moves of a day tend to
-reverse on the next day, in 8 they continue, and the state does not show the kind of a task. Each rule is
-compared with uniform drawing by the result of the worse camp and by the spread of the runs. Claims:
+Conflict: the best policy for most tasks is wrong for the others. In 24 of 32 tasks the moves of a day
+tend to reverse on the next day, in 8 they continue; the state does not show the kind of a task. Each rule
+is compared with uniform drawing by the result of the worse camp and by the spread of the runs. Claims:
 priorities serve the worst tasks better, and runs differ less. A cell is a rule and a seed of the market.
 """
 
@@ -53,7 +53,7 @@ _SETTINGS = PortfolioSettings.paper(
     tasks=_TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005
 )
 _QUIET = 0.002
-"""Daily volatility of quiet instruments; lively ones have as much as informative ones."""
+"""Daily volatility of quiet instruments; lively ones are as volatile as informative ones."""
 _CASES = {
     "2 of 32, others quiet": (2, True),
     "8 of 32, others lively": (8, False),
@@ -75,7 +75,7 @@ class _Rule:
 
     @property
     def paper(self) -> bool:
-        """Whether it is the paper's, with some beta."""
+        """Whether this is the paper's rule, with any beta."""
         return self.scorer == "max-deviation" and self.alpha == 0.5
 
 
@@ -118,13 +118,13 @@ def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
 
 
 class _World(NamedTuple):
-    """A simulated market: its first days, to learn from, and the later ones, with tasks of each."""
+    """A simulated market with training days, test days and tasks."""
 
     train: Market
     test: Market
     own: Task
     unseen: dict[str, Task]
-    """Of instruments never trained on, by what is tested."""
+    """Tasks of held-out instruments, by kind."""
 
 
 def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _World:
@@ -154,7 +154,7 @@ def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _Wo
 
 
 def _conflicting_world(seed: int, settings: PortfolioSettings) -> _World:
-    """Instruments of both camps, tasks of each to train on, and held-out ones of each."""
+    """Instruments of both camps, with training tasks and held-out tasks of each."""
     each = _TRAINED + _HELD_OUT
     truth = SimulatedMarket.draw(
         universe=each * len(_CAMPS),
@@ -183,7 +183,7 @@ def _compute(
     cells: Sequence[Cell],
     progress: OnProgress,
 ) -> Rows:
-    """Points a year over Equal CRP of each cell: cells of one program are one vmap."""
+    """Points a year over Equal CRP of each cell; cells of one program run in one vmap."""
     figure = cells[0]["figure"]
     if figure == "prioritisation":
         table = _by_case(cells, known[figure], markets[figure])
@@ -201,7 +201,7 @@ def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -
     rule = np.asarray([rules.index(one) for one in own])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
     made = {int(n): _informative_world(*places[int(n)], s) for n in np.unique(world)}
-    # A world's first parameters are the same for all rules, its draws are each rule's own.
+    # All rules share the first parameters of a world; each rule has its own draws.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
     growth = _train_and_test(
@@ -218,7 +218,7 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
     rules = [_BY_NAME[cell["rule"]] for cell in cells]
     s = replace(settings, scorer=rules[0].scorer)
     made = {seed: _conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
-    # The first parameters of a market are the same for all rules, the draws are each rule's own.
+    # All rules share the first parameters of a market; each rule has its own draws.
     seeds = np.asarray([cell["seed"] for cell in cells], np.uint32)
     keys = jax.vmap(jax.random.key)(seeds)
     growth = _train_and_test(
@@ -246,9 +246,9 @@ def _priority(rules: Sequence[_Rule], settings: PortfolioSettings) -> Priority:
 def _train_and_test(
     worlds: Sequence[_World], settings: PortfolioSettings, **runs: Any
 ) -> dict[str, np.ndarray]:
-    """Policies that each learn in a world of its own, and what they gain on its held-out tasks.
+    """Train one policy per world and return its gains on the held-out tasks.
 
-    `runs` as for `train_policies`; gains are points a year over Equal CRP, by kind of task.
+    `runs` is passed to `train_portfolio_runs`; gains are points a year over Equal CRP, by kind of task.
     """
     train, test = (stack([getattr(world, name) for world in worlds]) for name in ("train", "test"))
     policies = train_portfolio_runs(
@@ -314,7 +314,7 @@ def _over_uniform(table: Any) -> pd.DataFrame:
 
 
 def _conclude_conflict(rows: Any) -> FigureResult:
-    """Each rule against uniform drawing: the camp that fares worse, and how much runs differ."""
+    """Compare each rule with uniform drawing: the worse camp, and the spread of the runs."""
     table = rows[["rule", "camp", "seed", "growth"]].reset_index(drop=True)
     ordered = table.sort_values("seed")
     growths = {

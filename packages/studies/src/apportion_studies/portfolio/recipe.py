@@ -42,10 +42,10 @@ from apportion_studies.portfolio.experiments import (
 
 _TRACKING, _PLAIN = "tracking", "paper"
 _REWARDS = (_TRACKING, _PLAIN)
-"""The reward with a penalty on tracking error, and the paper's, without."""
+"""The reward with a penalty on tracking error, and the paper's reward without it."""
 _VARIANTS = tuple(product(K_GRID, ETA_GRID))
 _VALIDATION = 3
-"""Years that must have been seen before a choice is made; until then equal shares are chosen."""
+"""Number of earlier years that a choice needs; before that, equal shares are chosen."""
 _LAZY, _PRACTICAL, _CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
 _TEAM, _SEED = "ensemble, daily", "one seed, daily"
 _PAPER_TEAM, _PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
@@ -58,7 +58,7 @@ class _RecipeSize:
     settings: PortfolioSettings
     experiments: int
     years: int
-    """Test years: the last so many of the data that have enough days before them."""
+    """Number of test years, the last ones of the data."""
     held_out: int
     shown: int
     checkpoints: int
@@ -118,7 +118,7 @@ def _compute(
         what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
         progress(what, chunk.step / chunk.steps)
 
-    # The same first parameters and batches for both rewards: they differ in nothing else.
+    # Both rewards share first parameters and batches.
     policy_keys, run_keys = (
         jax.random.split(key, known.pairs * s.members).reshape(-1, s.members)[runs.pair].ravel()
         for key in jax.random.split(jax.random.key(s.seed))
@@ -153,7 +153,7 @@ def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
 
 
 def _chosen(table: Any) -> pd.DataFrame:
-    """For each test year the rows of the variant that earlier test years favour on own tasks."""
+    """For each test year, the rows of the variant that was best on own tasks in earlier test years."""
     table = table[table.reward == _TRACKING]
     team = table[table.members == table.members.max()]
     own = team[team.tested == "own"]

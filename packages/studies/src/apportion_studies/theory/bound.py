@@ -81,7 +81,7 @@ def _measure(figure: str, families: dict[str, int], seed: int, **values: Any) ->
         spread = values["spread"]
         own = seed * len(_SPREADS) + _SPREADS.index(spread)
         return _measure_tasks(spread, families[figure] // len(_SPREADS), own).assign(figure=figure)
-    # All kinds of samples and all d see the same families.
+    # All kinds of samples and all d use the same families.
     frames = [
         _measure_features(
             **values, spread=spread, runs=families[figure], seed=seed * len(_THREE_SPREADS) + number
@@ -108,8 +108,8 @@ def _draw_family(spread: float, runs: int | None = None, seed: int = 0) -> MDP:
 def _held_against_theorems(
     family: MDP, learned: lspi.PathResult
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, theorems.Terms, theorems.Terms]:
-    """Of LSPI on the average MDP: e = max_k ||e_k||_mu, (runs, 1), what each task loses by it, the
-    tasks' eps over all policies, and what Theorems 1 and 1' allow.
+    """For LSPI on the average MDP, return e = max_k ||e_k||_mu (runs, 1), the loss of each task, the eps
+    of the tasks over all policies, and the bounds of Theorems 1 and 1'.
     """
     alone = family.average()[:, None]
     residual = learned.values - alone.operator(learned.policies[:, :-1], learned.values)
@@ -181,7 +181,7 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
 
 
 def _bound_verdicts(shares: Any) -> Iterator[Verdict]:
-    """In how many families a bound is broken, and whether losses grow with the distance."""
+    """Share of families that break a bound, and whether losses grow with the distance."""
     claim = "suboptimality exceeds Theorem 1, constants corrected, in no run (share)"
     yield never_broken(shares, "theorem_1", claim)
     claim = "suboptimality exceeds Theorem 1' in no run (share)"
@@ -217,7 +217,7 @@ def _plot_bound(shares: Any) -> Figure:
 
 
 def _cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
-    """The first cosines over the states, a constant before all; orthogonal and of length 1 under mu."""
+    """A constant and the first cosines over the states, orthonormal under mu."""
     place = (np.arange(_STATES) + 0.5) / _STATES
     waves = np.sqrt(2.0) * np.cos(np.pi * np.outer(place, np.arange(dimension)))
     waves[:, 0] = 1.0
@@ -227,7 +227,7 @@ def _cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
 def _measure_features(
     sampling: str, dimension: int, spread: float, runs: int, seed: int
 ) -> pd.DataFrame:
-    """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
+    """LSPI on `runs` families: loss, error, and the ratio of the loss to each bound."""
     family = _draw_family(spread, runs, seed)
     features = _cosines(dimension)
     sizes, rng = {"samples": _SAMPLES, "iterations": _ITERATIONS}, np.random.default_rng(seed)
@@ -235,7 +235,7 @@ def _measure_features(
     error, loss, _, plain, prime = _held_against_theorems(family, learned)
     bounds: Any = np.nan
     if sampling == "no noise":
-        # The approximation term of the bound on e, family by family: what is left of it without noise.
+        # The approximation term of the bound on e for each family; without noise it is the only term.
         known = (theorems.LearningConstants.of(mdp, features, _UNIFORM) for mdp in family.average())
         bounds = [
             theorems.learning_error(one, 1e6, _ITERATIONS, 0.1).approximation for one in known
@@ -290,7 +290,7 @@ def _errors(rows: Any, sampling: str, dimension: int, spread: float) -> np.ndarr
 
 
 def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
-    """Whether a bound is broken by any kind of sample, and what few features and other samples add to e."""
+    """Whether any kind of sample breaks a bound, and the effect of features and samples on e."""
     few = rows[rows.dimension < _STATES]
     claim = "few features: suboptimality exceeds Theorem 1 in no run (share)"
     yield never_broken(few, "theorem_1", claim)

@@ -39,7 +39,7 @@ _RATIO = 4
 _OVERLAPPING = (16, 256)
 _INDEPENDENT = (1, 4, 16, 64)
 _REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
-# Figure 1's ridge is a bias that many tasks of 20 entities and more would soon be down to.
+# With the ridge of Figure 1, its bias would dominate for many tasks of 20 or more entities.
 _RIDGE = 1e-7
 _MULTIPLES = (0.5, 1, 2, 4)
 
@@ -52,7 +52,7 @@ def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
 
 
 def _sizes_of(m: int) -> tuple[int, ...]:
-    """Numbers of real examples to hold 20 tied ones against: around 20 m."""
+    """Numbers of real examples to compare 20 tied examples with, around 20 m."""
     return tuple(int(_REAL * m * multiple) for multiple in _MULTIPLES)
 
 
@@ -95,16 +95,16 @@ def _regrets_of(m: int, runs: int, key_data):
 
 
 def _draw_record(universe: int, key):
-    """Each entity's state, next state, weight and luck in every period: all there is to know."""
+    """State, next state, weight and noise of each entity in every period."""
     draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
     return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
 
 
 def _examples_of(record, tasks) -> Examples:
-    """Every period of every task; entities bring their own weight and luck into each task they are in.
+    """Every period of every task; an entity has the same weight and noise in all its tasks.
 
-    Weights are exponential, so that the shares of any subset are uniform on the simplex, and a reward
-    is noisy by its entities' luck.
+    Weights are exponential, so that the shares of any subset are uniform on the simplex. The noise of
+    a reward is the weighted noise of its entities.
     """
     x, following, weight, luck = (
         part[:, tasks].swapaxes(0, 1).reshape(-1, tasks.shape[1]) for part in record
@@ -171,10 +171,10 @@ def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
 
 
 def _log_effective(means: np.ndarray) -> np.ndarray:
-    """The log of an effective number, from the regret of 1 to 64 independent tasks and of those drawn.
+    """Log of an effective number, from the regret of 1 to 64 independent tasks and of the drawn subsets.
 
-    A mean over T random subsets has the variance of all of them, and 1/T of what a single one has
-    beyond it (Blom 1976): the latter is taken off, so that the number is of all subsets.
+    A mean over T random subsets has the variance of the mean over all subsets, plus 1/T of the excess
+    variance of a single one (Blom 1976). The second term is removed.
 
     >>> regrets = np.array([1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 10 + (1 - 1 / 10) / 256])
     >>> float(np.exp(_log_effective(regrets)).round(6))
@@ -198,7 +198,7 @@ def _of_all(rows: Any, m: int) -> Estimate:
 
 
 def _worth(rows: Any, m: int) -> Estimate:
-    """The log of how many times their number 20 examples in all orderings are worth."""
+    """Log of the factor by which all orderings multiply the worth of 20 examples."""
     sizes = _sizes_of(m)
     curve = [_regrets(rows, m, "real", number) for number in sizes]
     values = np.stack([_regrets(rows, m, "tied", _REAL), *curve], -1)
@@ -212,7 +212,7 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
     x = np.asarray(known, float) - np.mean(known)
 
     def growth(means):
-        """By how much the log of the gain from all subsets grows with each further entity."""
+        """Slope of the log of the gain from all subsets in the number of entities."""
         return (_log_effective(means) * x).sum(-1) / (x**2).sum()
 
     claim = (

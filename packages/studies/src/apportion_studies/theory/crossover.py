@@ -49,7 +49,7 @@ _FEW_STATES, _SAMPLES = 6, 36
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of tasks T."""
 _LATE = _COUNTS.index(8)
-"""From here on every state-action pair has 16 samples or more, and rates are rates."""
+"""From here on every state-action pair has at least 16 samples, enough to measure rates."""
 _DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
 _UNIFORM = np.full(_FEW_STATES, 1 / _FEW_STATES)
 
@@ -135,7 +135,7 @@ def _predicted_crossover(family: MDP) -> float:
 def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
     """The log of the N from which single-task is better than multi-task, between sizes on log axes.
 
-    It is -inf where single-task is better at once, and inf where it never is.
+    It is -inf if single-task is better at the first N, and inf if it never is.
     """
     lead = -np.diff(np.log(_above_zero(curves)), axis=-2)[..., 0, :]
     place = np.clip(np.argmax(lead <= 0, -1), 1, len(SIZES) - 1)[..., None]
@@ -149,7 +149,7 @@ def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray
 
 
 def _above_zero(curves: np.ndarray) -> np.ndarray:
-    """Curves that have logarithms; long samples may leave no suboptimality at all in a few families."""
+    """Clip curves above zero for the log; long samples can leave no suboptimality in a few families."""
     return np.maximum(curves, 1e-7)
 
 
@@ -203,7 +203,7 @@ def _crossover_verdicts(grids: _Grids, lines: pd.DataFrame) -> Iterator[Verdict]
     claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
     yield Verdict.of(claim, compare(multi[far, -1], single[far, -1]), paper=False)
     ratios = []
-    # A resample that does not cross has the nearest N looked at.
+    # A resample that does not cross counts with the nearest N.
     first, last = np.log([SIZES[0], SIZES[-1]])
     for s in np.flatnonzero(lines.crossover.between(SIZES[0], SIZES[-1])):
         curves = np.stack([single[s], multi[s]]).transpose(2, 0, 1)
@@ -242,10 +242,10 @@ def _plot_crossover(grids: _Grids, lines: pd.DataFrame) -> Figure:
 
 
 def _measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
-    """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
+    """A row for each family and T: loss of the pool's policy, floor, and error of its Q.
 
-    The mean distance eps, and the largest share that a task's floor takes of its eps term in Theorem 1',
-    are those of all 64 tasks.
+    The mean distance eps, and the largest ratio of a task's floor to its eps term in Theorem 1', are
+    those of all 64 tasks.
     """
     shape = {"states": _FEW_STATES, "actions": _ACTIONS, "tasks": _COUNTS[-1], "gamma": _GAMMA}
     family = random_family(**shape, spread=spread, runs=runs, seed=seed)

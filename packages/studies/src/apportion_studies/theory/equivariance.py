@@ -38,7 +38,7 @@ _NETWORKS = ("equivariant", "plain")
 
 
 class _Network(eqx.Module):
-    """Shares from one network of a scalar, applied to each entity, or from one of all entities."""
+    """Shares from a scalar network applied to each entity, or from one network of all entities."""
 
     network: eqx.nn.MLP
     shared: bool = eqx.field(static=True)
@@ -71,7 +71,7 @@ def _regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "run
     adam = optax.adam(_RATE)
 
     def returns(policy, x, noise, betas):
-        """What a policy earns in each state; entities' luck is no part of what it sees."""
+        """Reward of a policy in each state; the policy does not observe the noise."""
         return reward(x + noise, jax.vmap(policy)(x), betas)
 
     def one(key):
@@ -166,7 +166,7 @@ def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.nd
 
 def _verdicts(rows: Any) -> Iterator[Verdict]:
     def saved(epsilon, size, order):
-        """What the equivariant network saves over the plain one."""
+        """Regret of the plain network minus that of the equivariant one."""
         plain, shared = (_of(rows, name, epsilon, size, order) for name in ("plain", "equivariant"))
         return compare(plain, shared)
 
