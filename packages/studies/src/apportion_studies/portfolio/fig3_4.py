@@ -71,9 +71,9 @@ from apportion_studies.portfolio.experiments import (
 
 _MULTI = ("mtl", "pmtl")
 _FROM, _UP_TO = 0.3, 0.2
-"""The fractions of tasks from which on priorities should help, and up to which they should not."""
+"""Fractions of tasks: priorities should help above the first, and not below the second."""
 _LITTLE = 1.0
-"""Points a year that count as not much."""
+"""Fewer points a year are not much."""
 _VALUES = ["gain", "sharpe", "equal_sharpe"]
 _EPOCHS, _UPDATES, _STOPPED = "equal epochs", "equal updates", "stopped early"
 _TESTED = {"own": "own tasks", "held-out": "held-out instruments"}
@@ -83,29 +83,29 @@ _Arm = tuple[str, int]
 
 @dataclass(frozen=True)
 class _GridSize:
-    """How large the grid is; the settings' seed makes its experiments."""
+    """Size of the grid; the seed of the settings determines its experiments."""
 
     settings: PortfolioSettings
     experiments: int
     years: tuple[int, ...]
     counts: tuple[int, int]
-    """Numbers of tasks T, few and many; of many there is a single-task policy each."""
+    """Numbers of tasks T, few and many; each of the many tasks has a single-task policy."""
     held_out: int
     long: int
-    """Single-task policies, those of the first tasks, that have as many updates as one of few tasks."""
+    """Number of first tasks whose single-task policies have the updates of a policy of few tasks."""
     shown: int
     """Tasks of held-out instruments a policy is tested on."""
     epoch: int
     """Updates for each task in an epoch."""
     epochs: int
-    """Each with an evaluation; so many of few tasks should make a whole number of many tasks' epochs."""
+    """Number of epochs, each with an evaluation; those of few tasks should be whole epochs of many."""
     mark: int
-    """Updates before the first evaluation, a divisor of `epoch`; later ones are at twice as many each."""
+    """Updates before the first evaluation, a divisor of `epoch`; each later number is doubled."""
     replicates: tuple[int, int]
     """Training seeds of a multi-task policy of few and of many tasks."""
 
     def within(self, prices: Prices) -> "_GridSize":
-        """The grid cut to what the data has: its years, and enough instruments held out."""
+        """Restrict the grid to the years of the data, and check the number of instruments."""
         s = self.settings
         least = s.window + s.batch
         years = tuple(
@@ -133,7 +133,7 @@ class _GridSize:
         return self.years[0] - 1, *self.years
 
     def updates(self, method: str, count: int) -> int:
-        """Updates of a policy in an epoch; single-task ones that go on have those of few tasks."""
+        """Updates of a policy in an epoch; long single-task policies have those of few tasks."""
         shared = count if method != "stl" else 1 if count == max(self.counts) else min(self.counts)
         return self.epoch * shared
 
@@ -193,7 +193,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
     cells = []
     for method, count in [*programs, (LAZY, 0)]:
         seeds = range(size.seeds(method, count))
-        # What is not stopped early needs no year of validation.
+        # Arms without early stopping need no validation year.
         years = size.walked if count in size.counts else size.years
         for experiment, year, replicate in product(range(size.experiments), years, seeds):
             values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
@@ -208,7 +208,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
 
 
 def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
-    """The rows of cells of one program: all of them trained in one vmap, tested at every epoch."""
+    """Rows of the cells of one program, trained in one vmap and tested at every epoch."""
     s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
     counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
     known = Experiments.of(prices, s, size.walked, size.experiments, **counts)
@@ -240,7 +240,7 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
     else:
         marks = size.marks(method, count)
         s = replace(s, method=method, steps=max(marks))
-        # The first parameters and the draws come from the seed and the place of a pair among all.
+        # First parameters and draws depend on the seed and the index of the pair.
         replicate = np.repeat([cell["replicate"] for cell in cells], each)
         policy_keys, run_keys = (
             jax.random.split(
@@ -263,7 +263,7 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
 
 
 def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataFrame:
-    """What is gained over Equal CRP at one time: own tasks each, held-out ones in the mean."""
+    """Gains over Equal CRP after some updates: each own task, and the mean of the held-out tasks."""
     frames = []
     for kind in values:
         (growth, sharpe), (base, base_sharpe) = map(np.asarray, (values[kind], equal[kind]))
@@ -319,7 +319,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 @dataclass(frozen=True)
 class _Gap:
-    """A difference of two arms, or what one gains over Equal CRP, on the tasks that both have."""
+    """Difference of two arms on their common tasks, or the gain of one arm over Equal CRP."""
 
     values: Any
     """Experiments by years, means over training seeds and tasks."""
@@ -328,7 +328,7 @@ class _Gap:
 
 
 def _gap(rows: Any, first: _Arm, second: _Arm | None = None, column: str = "gain") -> _Gap:
-    """What the first arm has more of than the second, or than Equal CRP."""
+    """Return the first arm minus the second, or minus Equal CRP."""
     found = [select(rows, method=arm[0], tasks=arm[1]) for arm in (first, second) if arm]
     tasks = set.intersection(*(set(one.task) for one in found))
     values = []
@@ -349,16 +349,16 @@ def _name(arm: _Arm) -> str:
 
 @dataclass(frozen=True)
 class _Arms:
-    """The arms that a table has, and how long each was trained."""
+    """The arms in a table, and their numbers of updates."""
 
     few: int
     many: int
     long: int
-    """Single-task policies that go on to the updates of few tasks."""
+    """Number of single-task policies with the updates of a policy of few tasks."""
     years: list[int]
     """Test years."""
     ends: dict[_Arm, int]
-    """Updates of a policy in the end."""
+    """Final number of updates of a policy."""
     epochs: int
 
     @classmethod
@@ -421,7 +421,7 @@ def _summary(table: Any, known: _Arms) -> pd.DataFrame:
 
 
 def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterator[Verdict]:
-    """Whether a gap is positive, or within bounds: in the last year, the paper's, then over all."""
+    """Whether a gap is positive, or within bounds: in the last year (the paper's), then over all years."""
     first, last = gap.values.columns[0], gap.values.columns[-1]
     for words, years, whose in (
         (f"in {last}", [last], paper),
@@ -434,7 +434,7 @@ def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterato
 
 
 def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
-    """Whether policies have a higher Sharpe ratio than Equal CRP in the end, over all years."""
+    """Whether trained policies have a higher Sharpe ratio than Equal CRP, over all years."""
     [kind] = rows.tested.unique()
     for arm in known.multi:
         found = over_rows_and_columns(_gap(rows, arm, column="sharpe_gain").values)
@@ -447,7 +447,7 @@ def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
 
 
 def _notes(rows: Any, known: _Arms) -> Iterator[str]:
-    """What each arm gains over Equal CRP."""
+    """Gain of each arm over Equal CRP."""
     for name, arm in known.shown.items():
         after = f", {known.ends[arm]:,} updates" if known.ends[arm] else ", which learns nothing"
         yield note(f"{name}{after}", _gap(rows, arm).values)
@@ -468,7 +468,7 @@ def _transfer_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
 
 
 def _learning_verdicts(own: Any, rows: Any, known: _Arms) -> Iterator[Verdict]:
-    """Claims about own tasks: along all epochs (`own`), and in the end (`rows`)."""
+    """Claims about own tasks: over all epochs (`own`), and after training (`rows`)."""
     along = _along(own)
     for arm in known.multi:
         paper, name = arm[0] == "pmtl", _name(arm)
@@ -501,16 +501,16 @@ def _learning_verdicts(own: Any, rows: Any, known: _Arms) -> Iterator[Verdict]:
 
 
 def _along(own: Any) -> Any:
-    """The mean along all epochs: the higher, the sooner a curve has risen."""
+    """Mean over all epochs, which is higher if a curve rises earlier."""
     by = ["method", "tasks", "experiment", "year", "replicate", "task"]
     return own[own.epoch % 1 == 0].groupby(by, as_index=False).gain.mean()
 
 
 def _over_single(rows: Any, arm: _Arm, known: _Arms) -> Any:
-    """What so many tasks gain over their single-task policies at the end, equal epochs.
+    """Gain of tasks over their single-task policies after training, at equal epochs.
 
-    A row for each experiment and year; a column for each fraction of the tasks: the gain that so many of
-    them reach at least.
+    A row for each experiment and year; a column for each fraction of the tasks, with the gain that this
+    fraction reaches at least.
     """
     both = [
         select(rows, method=one[0], tasks=one[1])
@@ -564,9 +564,9 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
 
 
 def _plot_learning(own: Any, rows: Any, known: _Arms) -> Figure:
-    """Learning curves by number of tasks, as captioned: the mean over experiments of the last year with
-    their interquartile range, and dashed the mean of all years; then, for each fraction of tasks, the
-    gain over STL that they reach at least.
+    """Learning curves by number of tasks, as in the caption: mean over experiments of the last year with
+    the interquartile range, and dashed the mean of all years; then the gain over STL that each fraction
+    of tasks reaches at least.
     """
     figure, (*curves, fractions) = panels(13, 4, 3)
     last = known.years[-1]

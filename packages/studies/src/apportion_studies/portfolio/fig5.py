@@ -45,16 +45,16 @@ class _Size:
 
     settings: PortfolioSettings
     policies: int
-    """Multi-task policies, each with instruments, tasks and a seed of its own."""
+    """Multi-task policies, each with its own instruments, tasks and seed."""
     watched: int
-    """Tasks of each that have a policy of their own."""
+    """Tasks of each that also have a single-task policy."""
     updates: int
-    """Of a task in an epoch."""
+    """Updates of a task in an epoch."""
     epochs: tuple[int, int]
-    """Those after which policies are tested, few and many."""
+    """Numbers of epochs after which policies are tested, few and many."""
 
     def stages(self, method: str) -> dict[str, int]:
-        """The updates after which a policy is tested, by the names that they have in the rows."""
+        """Updates after which a policy is tested, by their names in the rows."""
         tasks = self.settings.tasks if method == "pmtl" else 1
         found = {
             f"{method}, {when}": tasks * self.updates * epochs
@@ -72,7 +72,7 @@ _PAIRS = {
     f"stl, {_MANY}": (f"pmtl, {_MANY}", f"stl, {_MANY}"),
     _EQUAL_UPDATES: (f"pmtl, {_FEW}", _EQUAL_UPDATES),
 }
-"""What is compared: each single-task policy with the multi-task one of the same epochs or updates."""
+"""Comparisons: each single-task policy with the multi-task one of the same epochs or updates."""
 _DRAWN = _PAIRS[f"stl, {_MANY}"]
 _METHODS = (f"pmtl, {_FEW}", f"pmtl, {_MANY}", *_PAIRS)
 _SCALES = {
@@ -112,7 +112,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day.
 
-    It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.
+    A row has the net log return minus Equal CRP's, the deviation from equal shares, and all shares.
     """
     settings = size.settings
     seeds = [seeds_of(settings.seed, size.policies)[cell["policy"]] for cell in cells]
