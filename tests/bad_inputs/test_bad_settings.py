@@ -27,7 +27,7 @@ def settings(job: str, *rows: tuple):
         ("--alpha nan", "alpha is nan", "finite"),
         ("--learning-rate 0", "learning_rate is 0.0", "above 0"),
         ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
-        ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
+        ("--method mtl --alpha 0.9", "alpha is 0.9", "method mtl samples tasks uniformly"),
         ("--taskz 3", "did you mean --tasks?"),
         ("extra", "unexpected argument 'extra'"),
     ),
