@@ -280,9 +280,7 @@ class MultiTaskPortfolio(BaseOptimization):
     def _prices(self, values: np.ndarray, X: Any) -> Prices:
         """Convert returns to prices that end at 1, which keeps the last ones in the range of float32."""
         if values.shape[1] < 2:
-            raise InputError(
-                "X: 1 feature(s), a single asset; give at least 2 assets"
-            )
+            raise InputError("X: 1 feature(s), a single asset; give at least 2 assets")
         # Returns are never all positive with a median above 20 %.
         if len(values) > 1 and values.min() > 0 and np.median(values) > 0.2:
             raise InputError(

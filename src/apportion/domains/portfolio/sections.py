@@ -99,7 +99,7 @@ def _values(
         strategies["strategy"] = strategies["strategy"].map(labelled)
         note = "In brackets: 95 % intervals by blocks of days."
         parts.append(Table("Strategies side by side", _side_by_side(strategies), note))
-    lead = "Net of costs, from 1 at the close before the first day; all strategies on the same days."
+    lead = "Net of costs, from 1 at the close before the first day, on the same days for all."
     if set(map(labelled, HINDSIGHT)) & set(wealth.columns):
         lead += " Strategies marked (hindsight) are chosen with knowledge of the whole test period."
     if seen:
