@@ -49,7 +49,9 @@ def setting():
     """The federation for two cores, the clients of its first unseen task, and how one trains."""
     settings = reduced_size(state="accuracy")
     federation, [(_, unseen)] = paper_world(settings, read_digits(settings), [0])
-    trained = jax.jit(lambda model, client, key: federation.train(model, client, key=key))
+    trained = jax.jit(
+        lambda model, client, key: federation.train(model, client, jnp.asarray(0), key=key)
+    )
     return federation, unseen[0], trained
 
 

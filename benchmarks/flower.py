@@ -57,7 +57,7 @@ from apportion.bridges.flower import LearnedAggregation
 from apportion.domains.federated.data import embedded_digits, halves, mixture
 from apportion.runs.environment import installed
 
-KINDS = ("equal", "dirichlet-0.1", "two-labels", "flipped-3", "paper")
+KINDS = ("equal", "dirichlet-0.1", "two-labels", "flipped-3", "paper", "colluders")
 CLIENTS, CROWDS = 10, (3, 10, 40)
 """Clients of a kind of federation, and of federations in trouble."""
 TESTED, SAMPLES = 1000, (200, 20)
@@ -309,6 +309,8 @@ def runs(grid, how: str, federations: Sequence[Kind | Troubled], rounds: int) ->
             seconds = round(time.perf_counter() - begun, 2)
             rows.append(row | {"how": how, "accuracy": round(tested[-1], 4), "seconds": seconds})
             print(rows[-1], flush=True)
+            if isinstance(strategy, LearnedAggregation):
+                rows[-1]["summary"] = strategy.summary()
     return rows
 
 
@@ -361,6 +363,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     play, folder = (kinds, "flower") if asked.what == "kinds" else (troubles, "flower_troubles")
     table = pd.DataFrame(play(asked.seeds, asked.simulated, asked.rounds))
+    summaries = table.pop("summary")
     federation = table.columns.difference(["how", "accuracy", "seconds"]).tolist()
     wide = table.pivot(index=federation, columns="how", values="accuracy")
     wide = wide.reindex(columns=["simulation", "in process"])
@@ -374,6 +377,10 @@ def main() -> None:
         "seconds": round(float(table["seconds"].sum()), 1),
     }
     write_rows(asked.out / folder, table, about, ("flwr", "ray", "torch"))
+    if asked.what == "kinds":
+        # The tutorial shows that of the first federation with colluders.
+        shown = summaries[(table["kind"] == "colluders")].dropna().iloc[0]
+        (asked.out / folder / "summary.txt").write_text(f"{shown}\n")
 
 
 if __name__ == "__main__":

@@ -432,8 +432,6 @@ def flower() -> str:
     """Flower's own strategies beside ours: means over seeds, and the paired gain over FedAvg."""
     table = pd.read_csv(RESULTS / "flower" / "table.csv")
     here = table[table["how"] == "in process"]
-    # Measured for a policy that is no longer shipped.
-    here = here[here["strategy"] != "LearnedAggregation, no samples"]
     wide = here.pivot(index=["kind", "seed"], columns="strategy", values="accuracy")
     names = list(dict.fromkeys(here["strategy"]))
     means = wide.groupby("seed").mean()
@@ -455,6 +453,45 @@ def flower() -> str:
         f"made by `{about['command']}`."
     )
     return f"{markdown_table([*heads, '200 samples over FedAvg'], rows)}\n\n{note}"
+
+
+CASES = {
+    "honest": ("equal", "sizes", "two-labels", "dirichlet-0.3", "paper", "paper+late"),
+    "wrong labels": ("symmetric-noise", "pairwise-noise", "noise-by-client"),
+    "attacks": ("flipped-3", "colluders", "sleepers", "free-riders"),
+}
+
+
+def flower_circumstances() -> str:
+    """Mean accuracy of every method by circumstance and group of kinds, in %."""
+    table = pd.read_csv(RESULTS / "flower" / "circumstances.csv")
+    about = json.loads((RESULTS / "flower" / "circumstances.json").read_text())
+    methods, rare = list(dict.fromkeys(table["method"])), table["data"] == "rare classes"
+    groups = []
+    for (clients, part, samples), own in table[~rare].groupby(
+        ["clients", "participation", "samples"], sort=False
+    ):
+        crowd = f"{clients} clients" + (", a tenth a round" if part < 1 else "")
+        for case, kinds in CASES.items():
+            found = own[own["kind"].isin(kinds)].groupby("method")["accuracy"].mean()
+            groups.append((f"{crowd}, {samples} samples: {case}", found))
+    balanced = table[rare & (table["clients"] == 10) & (table["samples"] == 200)]
+    honest = balanced[balanced["kind"].isin(CASES["honest"])]
+    groups.append(
+        ("10 clients, 200 samples: rare classes", honest.groupby("method")["balanced"].mean())
+    )
+    rows = []
+    for name, found in groups:
+        shown = {method: f"{100 * value:.1f}" for method, value in found.items()}
+        shown[found.idxmax()] = f"**{shown[found.idxmax()]}**"
+        rows.append([name, *(shown.get(method, "") for method in methods)])
+    note = f"{table['seed'].nunique()} federations of each kind, made by `{about['command']}`."
+    return f"{markdown_table(['', *methods], rows)}\n\n{note}"
+
+
+def flower_summary() -> str:
+    """The summary of a run with colluders in Flower."""
+    return f"```text\n{(RESULTS / 'flower' / 'summary.txt').read_text().strip()}\n```"
 
 
 def flower_troubles() -> str:
@@ -509,7 +546,8 @@ TABLES: dict[str, Callable[[], str]] = {
     for function in (
         all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
-        federations_attacked, aggregator_training, flower, flower_troubles,
+        federations_attacked, aggregator_training, flower, flower_circumstances, flower_summary,
+        flower_troubles,
     )
 }  # fmt: skip
 

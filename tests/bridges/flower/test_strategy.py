@@ -306,7 +306,8 @@ def attacked(honest, malicious):
 
 def test_a_policy_that_favours_the_wrong_does_not_pass_the_gate():
     replies, favours_wrong = attacked(6, 2), opinionated(sign=-1)
-    open_, gated = (begin(strategy_of(favours_wrong, gate=gate)) for gate in (False, True))
+    options = [{"gate": gate, "screen": False} for gate in (False, True)]
+    open_, gated = (begin(strategy_of(favours_wrong, **each)) for each in options)
     made, metrics = open_.aggregate_train(1, replies)
     assert metrics["gate-passed"] == 1
     assert (made["scores"].numpy().argmax(1) == LABELS).mean() < 0.5
@@ -315,9 +316,43 @@ def test_a_policy_that_favours_the_wrong_does_not_pass_the_gate():
 
 
 def test_without_a_policy_the_shipped_one_leaves_malicious_clients_with_little():
-    plain = begin(shipped())
+    plain = begin(shipped(screen=False))
     plain.aggregate_train(1, attacked(7, 3))
     assert shares_of(plain)[[7, 8, 9]].sum() < 0.2
+
+
+def test_wrong_and_unchanged_models_get_no_share_and_are_named_with_the_reason():
+    wrong, start = np.roll(TRUTH, 1, axis=1), 0.1 * TRUTH
+    strategy = begin(strategy_of(), start)
+    tables = [TRUTH + 0.3 * table for table in models(5)]
+    made = scores_of(strategy, replies_of([*tables, wrong, wrong, wrong, start]))
+    outcomes = strategy.to_frame().set_index("node")["outcome"].sort_index()
+    assert outcomes.tolist() == ["kept"] * 5 + ["wrong"] * 3 + ["unchanged"]
+    assert (made.argmax(1) == LABELS).all()
+    summary = strategy.summary()
+    assert "least trusted: node 5: share 0.000, right on 0 % of the samples; node 6" in summary
+    assert "; the others on 100 %" in summary
+
+
+def test_a_client_that_knows_one_class_alone_is_heard():
+    half = np.where(LABELS[:, None] < 2, TRUTH, np.eye(3, dtype=np.float32)[0])
+    other = np.tile(np.eye(3, dtype=np.float32)[2], (60, 1))
+    strategy = begin(strategy_of())
+    strategy.aggregate_train(1, replies_of([half, half, half, half, other]))
+    assert set(strategy.to_frame()["outcome"]) == {"kept"}
+
+
+def test_a_client_that_was_wrong_needs_more_to_be_heard_again():
+    wrong = np.roll(TRUTH, 1, axis=1)
+    # Right on 63 % of the samples, which is within a standard error of two thirds.
+    partly = np.where(np.arange(60)[:, None] < 38, TRUTH, wrong)
+    fresh, known = (begin(strategy_of(), 0.1 * TRUTH) for _ in range(2))
+    known.aggregate_train(1, replies_of([TRUTH, TRUTH, TRUTH, wrong]))
+    for strategy, n in ((fresh, 1), (known, 2)):
+        begin(strategy, (0.1 + 0.1 * n) * TRUTH, n)
+        strategy.aggregate_train(n, replies_of([TRUTH, TRUTH, TRUTH, partly]))
+    assert fresh.to_frame()["outcome"].tolist().count("wrong") == 0
+    assert known.to_frame()["outcome"].tolist().count("wrong") == 2
 
 
 def test_a_score_stands_for_answers_and_labels():
@@ -327,7 +362,40 @@ def test_a_score_stands_for_answers_and_labels():
     plain = LearnedAggregation(score=losses, **NOBODY)
     tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
     assert np.isfinite(scores_of(begin(plain), replies_of(tables))).all()
-    assert shares_of(plain)[5] < 0.15
+    assert plain.to_frame().set_index("node").loc[5, "outcome"] == "wrong"
+
+
+def chosen_rows(arrays, chosen):
+    """Learn the samples by heart."""
+    scores = arrays["scores"].numpy().copy()
+    scores[chosen] = 5 * TRUTH[chosen]
+    return ArrayRecord({"scores": Array(scores)})
+
+
+def all_rows(arrays, chosen):
+    """Learn what is right for other samples, too."""
+    return ArrayRecord({"scores": Array(5 * TRUTH)})
+
+
+@pytest.mark.parametrize(
+    ("tune", "clients", "used"),
+    [
+        (all_rows, 4, True),
+        (chosen_rows, 4, False),
+        (all_rows, 16, False),
+        (lambda arrays, chosen: broken(arrays), 4, False),
+        (lambda arrays, chosen: ArrayRecord({"other": Array(TRUTH)}), 4, False),
+    ],
+    ids=["helps", "by heart", "many clients", "raises", "misshapen"],
+)
+def test_a_model_is_tuned_if_that_helps_on_held_out_samples_and_clients_are_few(
+    tune, clients, used
+):
+    plain, tuning = begin(strategy_of()), begin(strategy_of(tune=tune))
+    replies = replies_of(models(clients))
+    expected = 5 * TRUTH if used else scores_of(plain, replies)
+    np.testing.assert_allclose(scores_of(tuning, replies), expected)
+    assert ("tuned on the server's samples in 1" in tuning.summary()) == used
 
 
 def test_a_server_without_samples_is_refused():
@@ -420,23 +488,14 @@ def farthest(tables, **options):
     return tuple(map(max, zip(*made, strict=True)))
 
 
-def test_step_and_momentum_are_taken_where_clients_know_different_things_or_are_many():
+def test_step_and_momentum_are_taken_if_the_samples_improve_together():
     rng = np.random.default_rng(0)
-    apart = [np.where(LABELS[:, None] == label, TRUTH, TRUTH * 0.1) for label in range(3)]
-    same = [apart[0] + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for _ in range(16)]
-    assert farthest(same[:3]) == (1.0, 0.0)
-    assert farthest(same[:3], gate=False) > (1.0, 0.0)
-    assert farthest(apart) > (1.0, 0.0)
-    assert farthest(same) > (1.0, 0.0)
-
-
-def test_clients_of_earlier_rounds_count_among_the_many():
-    same = [np.where(LABELS[:, None] == 0, TRUTH, TRUTH * 0.1)] * 3
-    steps = moves(
-        [[reply(3 * n + place, table) for place, table in enumerate(same)] for n in range(6)]
-    )
-    assert set(steps[:4]) == {(1.0, 0.0)}
-    assert max(steps[4:]) > (1.0, 0.0)
+    right = [0.1 * TRUTH + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for _ in range(3)]
+    assert farthest(right) > (1.0, 0.0)
+    # As far in a direction that helps some samples and harms others.
+    mixed = [np.where(np.arange(60)[:, None] % 2, own, -own) for own in right]
+    assert farthest(mixed) == (1.0, 0.0)
+    assert farthest(mixed, gate=False) > (1.0, 0.0)
 
 
 def late_joiner(strategy, size):

@@ -8,7 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import Learned, passes, run_episodes
+from apportion.domains.federated.aggregators import (
+    Learned,
+    is_better,
+    passes_gate,
+    run_episodes,
+)
 from apportion.domains.federated.clients import ClientModel
 from apportion.domains.federated.data import mixture
 from apportion.domains.federated.federation import Federation
@@ -85,12 +90,13 @@ def plain():
     return episodes(opinionated())
 
 
-def test_the_untrained_policy_is_fedavg():
+def test_the_untrained_policy_is_fedavg_among_trusted_clients():
     found = np.asarray(episodes(UNTRAINED).shares)
-    for task, shares in zip(TASKS, found, strict=True):
-        counts = FEDERATION.counts[task.members].astype(float)
-        expected = np.asarray(shares_by_samples(counts, task.mask))
-        np.testing.assert_allclose(shares, np.tile(expected, (4, 1)), atol=1e-6)
+    for task, rounds in zip(TASKS, found, strict=True):
+        counts = np.asarray(FEDERATION.counts[task.members], np.float32)
+        expected = [shares_by_samples(counts, shares > 0) for shares in rounds]
+        np.testing.assert_allclose(rounds, expected, atol=1e-6)
+    assert (found > 0).mean() > 0.9
     # Clients of unequal size have unequal shares.
     assert np.ptp(found[0, 0]) > 0.01
 
@@ -129,19 +135,23 @@ def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
 
 
 @pytest.mark.parametrize("given", [np.asarray, jnp.asarray], ids=["NumPy", "JAX"])
-def test_the_gate_lets_pass_what_chance_explains_and_nothing_worse(given):
-    everything = given(np.ones(40, bool))
+def test_the_gate_takes_shares_that_are_not_worse_and_steps_that_are_better(given):
+    everything, none = given(np.ones(40, bool)), given(np.zeros(40))
     noise = np.random.default_rng(0).normal(size=40)
     noise = (noise - noise.mean()) / noise.std(ddof=1)
     error = 1 / np.sqrt(40)
-    assert bool(passes(given(noise - 0.9 * error), everything))
-    assert not bool(passes(given(noise - 1.1 * error), everything))
-    assert bool(passes(given(noise + 1), everything))
-    assert not bool(passes(given(noise - 0.1 * error), everything, 0.0))
+    assert bool(is_better(given(noise + 1.1 * error)))
+    assert not bool(is_better(given(noise + 0.9 * error)))
+    assert bool(is_better(given(noise + 0.9 * error), errors=0.5))
+    for gain, passes in ((0.01, True), (-0.01, False)):
+        assert bool(passes_gate(given(noise + gain), none, everything, everything)) == passes
+    fewer = given(-np.eye(40)[0])
+    assert not bool(passes_gate(given(noise + 1), fewer, everything, everything))
     # Samples that are not kept for the gate have no say; without any, nothing speaks against it.
     half = np.arange(40) < 20
-    assert bool(passes(given(np.where(half, 0.1, -9.0)), given(half)))
-    assert bool(passes(given(np.full(40, -9.0)), given(np.zeros(40, bool))))
+    assert bool(passes_gate(given(np.where(half, 0.1, -9.0)), none, given(half), everything))
+    no_sample = given(np.zeros(40, bool))
+    assert bool(passes_gate(given(np.full(40, -9.0)), none, no_sample, everything))
 
 
 class Harmful(AggregationPolicy):

@@ -25,8 +25,7 @@ def received(models, mask=None, counts=None):
     counts = jnp.ones(m, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
     observation = Observation(jnp.zeros((m, 1, 1)), jnp.zeros(m))
     zero = jnp.zeros(models.shape[1])
-    heard = mask.sum()
-    return Received(models, observation, counts, mask, heard, zero, zero, None, None, None)
+    return Received(models, observation, counts, mask, mask, zero, zero, None, None, None)
 
 
 # Operation by operation, every shape compiles dozens of programs.

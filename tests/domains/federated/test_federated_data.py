@@ -145,7 +145,8 @@ def test_clients_of_every_kind_hold_images_of_the_pool_and_none_twice():
         found = dealt(kind)
         assert found.partition.universe == 10
         everything = np.concatenate([held(found, client) for client in range(10)])
-        assert len(np.unique(everything)) == len(everything)
+        if kind != "colluders":
+            assert len(np.unique(everything)) == len(everything)
         added = everything >= len(MADE_UP.labels)
         assert np.isin(everything[~added], PLACES).all()
         assert added.any() == (kind == "noisy-images")
@@ -178,6 +179,19 @@ def test_as_many_clients_attack_as_the_kind_says(kind, malicious, factor):
     if factor != 1:
         assert (factors == factor).sum() == malicious
     assert np.isin(factors, (1, factor)).all()
+
+
+def test_colluders_share_one_model_sleepers_turn_and_free_riders_claim_much():
+    colluders = dealt("colluders")
+    wrong = [bool((own_labels(colluders, c) != true_labels(colluders, c)).all()) for c in range(10)]
+    assert sum(wrong) == 4
+    assert len(np.unique(colluders.partition.index[wrong], axis=0)) == 1
+    assert len(np.unique(colluders.partition.identities[wrong])) == 1
+    begins = dealt("sleepers").partition.begins
+    assert sorted(begins) == [0.0] * 7 + [pytest.approx(0.4)] * 3
+    riders = dealt("free-riders").partition
+    assert ((riders.factors == 0) == (riders.claims == 5)).all()
+    assert (riders.factors == 0).sum() == 3
 
 
 @pytest.mark.parametrize("kind", ["symmetric-noise", "pairwise-noise", "noise-by-client"])

@@ -114,7 +114,7 @@ def test_the_convolution_is_a_convolution():
 @eqx.filter_jit
 def train(problem, first):
     """What the fourth client makes of a model."""
-    return problem.train(first, jnp.asarray(3), key=KEY)
+    return problem.train(first, jnp.asarray(3), jnp.asarray(0), key=KEY)
 
 
 def test_a_client_descends_its_own_loss_on_its_own_images_and_an_attacker_multiplies_its_update():

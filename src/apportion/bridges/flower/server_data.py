@@ -8,23 +8,28 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from scipy.special import softmax
 
-from apportion.bridges.flower.updates import ModelArrays, write_model
+from apportion.bridges.flower.updates import ModelArrays, only_model, write_model
 from apportion.domains.federated.aggregators import (
     CHANCE_OFFSET,
+    is_better,
     is_harmful,
-    passes,
     passes_gate,
 )
 from apportion.errors import InputError
 
 Answers = Callable[[ArrayRecord], Any]
 """Maps a model to its answers for the server's samples, or to its losses on them."""
+Tune = Callable[[ArrayRecord, np.ndarray], ArrayRecord]
+"""Trains a model on the server's samples at these positions."""
+FOLDS = 4
+"""Parts of the samples for cross-fitting, each held out once."""
 T = TypeVar("T")
 _log = logging.getLogger("flwr")
 
@@ -37,21 +42,24 @@ class Judged:
     """Probability of the right answer, or exp(-loss / scale)."""
     right: np.ndarray
     """Whether the most likely answer is right."""
+    known: np.ndarray
+    """How far the model claims to know each sample, in [0, 1]; see `is_trusted`."""
+    good: np.ndarray
+    """What the screening counts: right answers, or losses not above those of the model sent out."""
 
     @property
     def logs(self) -> np.ndarray:
         """Log of each probability, for the gate."""
         return np.log(self.chances + CHANCE_OFFSET)
 
-    def better(self, other: "Judged") -> bool:
-        """Whether it is better by more than the standard error."""
-        return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
+    def is_better(self, other: "Judged", errors: float = 1.0) -> bool:
+        """Whether it is better by more than so many standard errors."""
+        return bool(is_better(self.logs - other.logs, errors=errors))
 
-    def passes_gate(self, fedavg: "Judged", few_alike: bool) -> bool:
-        """Whether the model is used instead of FedAvg's; stricter with few alike clients."""
-        kept, real = kept_samples(len(self.logs)), np.ones(len(self.logs), bool)
-        gains = self.logs - fedavg.logs, self.right * 1.0 - fedavg.right
-        return bool(passes_gate(*gains, kept, real, few_alike))
+    def passes_gate(self, fedavg: "Judged") -> bool:
+        """Whether the model is used instead of FedAvg's."""
+        kept, gains = kept_samples(len(self.logs)), self.logs - fedavg.logs
+        return bool(passes_gate(gains, self.right * 1.0 - fedavg.right, kept, True))
 
     def is_harmful(self, last: "Judged") -> bool:
         """Whether it is clearly worse than the last model."""
@@ -71,7 +79,13 @@ def kept_samples(count: int) -> np.ndarray:
 class ServerData:
     """The server's samples, through the user's `predict` and `labels`, or `score`."""
 
-    def __init__(self, predict: Answers | None, labels: Any, score: Answers | None = None):
+    def __init__(
+        self,
+        predict: Answers | None,
+        labels: Any,
+        score: Answers | None = None,
+        tune: Tune | None = None,
+    ):
         if predict is not None and score is not None:
             raise InputError("give either predict with labels, or score: a loss for each sample")
         if predict is None and labels is not None:
@@ -81,10 +95,10 @@ class ServerData:
                 "the server has no samples: give predict with labels, or score; without samples use "
                 "Flower's FedAvg"
             )
-        self.predict, self.score = predict, score
+        self.predict, self.score, self.tune = predict, score, tune
         self.name = "predict" if score is None else "score"
         self.labels = None if predict is None else _classes(labels)
-        self.scale = 1.0
+        self.scale, self.usual = 1.0, np.full((), np.inf)
 
     @property
     def fingerprint(self) -> str:
@@ -102,10 +116,9 @@ class ServerData:
 
     def begin_round(self, start: ModelArrays) -> None:
         """Set the unit of losses: the mean loss of the model that was sent out."""
-        if self.score is not None:
-            losses = self._guarded(self._losses, start)
-            usual = 0.0 if losses is None else float(losses.mean())
-            self.scale = usual if usual > 0 else 1.0
+        losses = None if self.score is None else self._guarded(self._losses, start)
+        if losses is not None:
+            self.usual, self.scale = losses, float(losses.mean()) or 1.0
 
     def judged(self, model: ModelArrays) -> Judged | None:
         """Score a model; None if the user's function fails."""
@@ -121,13 +134,14 @@ class ServerData:
 
     def _judged(self, model: ModelArrays) -> Judged:
         if self.predict is None or self.labels is None:
-            chances = np.exp(-self._losses(model) / self.scale)
-            return Judged(chances, chances > np.exp(-1))
+            losses = self._losses(model)
+            chances = np.exp(-losses / self.scale)
+            return Judged(chances, chances > np.exp(-1), np.ones(len(losses)), losses <= self.usual)
         answers, labels = np.asarray(self.predict(write_model(model))), self.labels
         _check_answers(answers, labels)
         if answers.ndim == 1:
             right = answers == labels
-            return Judged(right.astype(float), right)
+            return Judged(right.astype(float), right, _known(answers, labels), right)
         rows = answers.astype(np.float64)
         # Rows that are not probabilities are scores.
         if (rows < 0).any() or np.abs(rows.sum(-1) - 1).max() >= 1e-3:
@@ -135,7 +149,35 @@ class ServerData:
         chances = rows[np.arange(len(labels)), labels]
         if not np.isfinite(chances).all():
             raise ValueError("scores that are not finite")
-        return Judged(chances, answers.argmax(-1) == labels)
+        guesses = answers.argmax(-1)
+        return Judged(chances, guesses == labels, _known(guesses, labels), guesses == labels)
+
+    def tuned(self, model: ModelArrays, judged: Judged) -> tuple[ModelArrays, Judged] | None:
+        """Train a model on the samples, if it is then better on held-out ones by a standard error.
+
+        Every fourth of the samples is scored by a model trained on the others; these scores are returned.
+        """
+        count, parts = len(judged.logs), []
+        folds = np.arange(count) % FOLDS
+        for fold in range(FOLDS):
+            own = self._guarded(partial(self._train, chosen=np.flatnonzero(folds != fold)), model)
+            part = None if own is None else self.judged(own)
+            if part is None:
+                return None
+            parts.append(part)
+        found = [np.choose(folds, [vars(part)[name] for part in parts]) for name in vars(judged)]
+        held_out = Judged(*found)
+        if not held_out.is_better(judged) or held_out.accuracy < judged.accuracy:
+            return None
+        made = self._guarded(partial(self._train, chosen=np.arange(count)), model)
+        return None if made is None else (made, held_out)
+
+    def _train(self, model: ModelArrays, chosen: np.ndarray) -> ModelArrays:
+        assert self.tune is not None
+        made = only_model(RecordDict({"arrays": self.tune(write_model(model), chosen)}), model)
+        if isinstance(made, str):
+            raise ValueError(f"tune: {made}")
+        return made
 
     def _losses(self, model: ModelArrays) -> np.ndarray:
         assert self.score is not None
@@ -143,6 +185,15 @@ class ServerData:
         if losses.ndim != 1 or len(losses) == 0 or not (losses >= 0).all():
             raise ValueError(f"{losses.shape}; return a loss of at least 0 for each sample, (n,)")
         return losses
+
+
+def _known(guesses: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Number of times that a sample's class is named, over its number of samples; at most 1."""
+    asked = np.bincount(labels)
+    named = np.bincount(
+        np.clip(guesses.astype(np.int64), -1, len(asked)) + 1, minlength=len(asked) + 1
+    )
+    return np.minimum(named[labels + 1] / asked[labels], 1.0)
 
 
 def _check_answers(answers: np.ndarray, labels: np.ndarray) -> None:

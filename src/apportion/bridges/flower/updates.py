@@ -170,7 +170,7 @@ def usable(
         if message.has_error():
             refused[node] = f"failed: {str(message.error.reason)[:200]}"
             continue
-        model = _only_model(message.content, start)
+        model = only_model(message.content, start)
         if isinstance(model, str):
             refused[node] = model
             continue
@@ -195,7 +195,7 @@ def fedavg_shares(counts: np.ndarray) -> np.ndarray:
     return shares_by_samples(counts, np.ones(len(counts), bool))
 
 
-def _only_model(content: RecordDict, start: ModelArrays) -> ModelArrays | str:
+def only_model(content: RecordDict, start: ModelArrays) -> ModelArrays | str:
     """The model of a reply in the types and order of the one sent out, or the reason for refusal."""
     records = list(content.array_records.values())
     if len(records) != 1:
@@ -282,6 +282,8 @@ class ClientMemory:
         self.made: ModelArrays | None = None
         """The last model that was made."""
         self.clients: dict[int, _ClientPast] = {}
+        self.doubted: set[int] = set()
+        """Clients that failed the screening when they last replied."""
         self.gains: list[float] = []
         """Gain of the policy over FedAvg in each round; NaN if not measured."""
         self.notes: list[ClientNote] = []
@@ -334,6 +336,9 @@ class ClientMemory:
         self.gains.append(gain)
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
+        """The last states of a client; after an absence, the present state in place of all."""
+        if self.absence(node):
+            return np.tile(shown, (self.window, 1)).astype(np.float32)
         blank = np.zeros((self.window, len(shown)), np.float32)
         past = self.clients[node].history if node in self.clients else blank
         return np.concatenate([past[1:], shown[None, :]])
@@ -361,6 +366,7 @@ class ClientMemory:
             "names": list(made),
             "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
             "clients": [[node, own.share, own.seen] for node, own in self.clients.items()],
+            "doubted": sorted(self.doubted),
         }
         write_arrays(path, arrays, about)
 
@@ -372,6 +378,7 @@ class ClientMemory:
         try:
             memory.rounds, memory.usual = about["rounds"], about["usual"]
             memory.norms.extend(about["norms"])
+            memory.doubted.update(about["doubted"])
             known = about["samples"]
             memory.gains = [np.nan if gain is None else gain for gain in about["gains"]]
             for node, share, seen in about["clients"]:

@@ -181,6 +181,10 @@ class Partition:
     groups: np.ndarray
     factors: np.ndarray
     """Factor on each client's update: 1 unless it attacks."""
+    claims: np.ndarray
+    """Factor on the number of samples that it reports."""
+    begins: np.ndarray
+    """Fraction of the rounds before it attacks; until then it is honest."""
     identities: np.ndarray
     """A number for each client that seeds its batches."""
     comes: np.ndarray
@@ -216,6 +220,7 @@ class Partition:
 
         usual = {"factors": np.ones(clients, np.float32), "identities": np.arange(clients)}
         usual |= {"comes": np.zeros(clients), "stays": np.ones(clients)}
+        usual |= {"claims": np.ones(clients), "begins": np.zeros(clients)}
         return cls(padded(rows), padded(labels), counts, np.asarray(groups), **usual | others)
 
 
@@ -320,6 +325,12 @@ class _Fault(NamedTuple):
     """Whether class c of C is labelled C - 1 - c."""
     factor: float = 1.0
     """Factor on the update."""
+    claim: float = 1.0
+    """Factor on the number of samples that the client reports."""
+    begins: float = 0.0
+    """Fraction of the rounds before it, in which the clients are honest."""
+    collude: bool = False
+    """Whether all of them return the same model, trained on the images of the first."""
 
 
 _FAULTS = {
@@ -337,6 +348,13 @@ _LABEL_NOISE = {
     "noise-by-client": _Fault(10, guessed=0.6, unequally=True),
 }
 """All clients mislabel some images."""
+_ATTACKS = {
+    "colluders": _Fault(4, mistaken=1.0, collude=True),
+    "sleepers": _Fault(3, mistaken=1.0, begins=0.4),
+    "free-riders": _Fault(3, factor=0.0, claim=5.0),
+}
+"""Clients that attack together, that turn after some rounds, or that train nothing and claim much."""
+_ALL_FAULTS = _FAULTS | _LABEL_NOISE | _ATTACKS
 _TIMES = ("late", "returning", "newcomers")
 """Schedules of presence.
 
@@ -351,11 +369,12 @@ KINDS = (
     "paper+late",
     "paper+returning",
     "dirichlet-0.3+newcomers",
+    *_ATTACKS,
 )
 """Skews, faults and schedules: the kinds of the federations study."""
 HELD_BACK = ("pairwise-noise", "noise-by-client", "paper+returning", "dirichlet-0.3+newcomers")
 """Kinds left out of training by default, to test generalisation."""
-ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
+ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled", *_ATTACKS)
 """Kinds with malicious clients."""
 _COMBINED = tuple(
     f"{skew}+{fault}"
@@ -363,7 +382,7 @@ _COMBINED = tuple(
     for fault in ("flipped-3", "reversed", "scaled")
 )
 """Skews with malicious clients, used in training only."""
-_PARTS = (*_FIRST_KINDS, *_LABEL_NOISE, *_TIMES)
+_PARTS = (*_FIRST_KINDS, *_LABEL_NOISE, *_TIMES, *_ATTACKS)
 """Parts of kinds; their order seeds the random numbers of a federation."""
 
 
@@ -380,7 +399,7 @@ def kinds_of(names: str) -> tuple[str, ...]:
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
         skew, _, second = name.partition("+")
-        combined = skew in _SKEWS and second in (*_FAULTS, *_LABEL_NOISE, *_TIMES)
+        combined = skew in _SKEWS and second in (*_ALL_FAULTS, *_TIMES)
         if name not in KINDS and not combined:
             near = suggest(name, KINDS + _COMBINED)
             raise InputError(
@@ -511,7 +530,8 @@ def mixture(
     rows, given_labels, times = [], [], []
     sizes = [clients for _, clients, _ in wanted]
     firsts = np.cumsum([0, *sizes])
-    factors = np.ones(firsts[-1], np.float32)
+    factors, claims, begins = np.ones((3, firsts[-1]), np.float32) * [[1], [1], [0]]
+    identities = np.concatenate([np.arange(clients) for clients in sizes])
     for (kind, clients, seed), first in zip(wanted, firsts, strict=False):
         if clients * samples > len(places):
             raise InputError(
@@ -524,11 +544,16 @@ def mixture(
         held = _deal(skew, digits.labels, places, clients, samples, rng)
         named = [digits.labels[own] for own in held]
         times.append(_times(parts[-1], clients))
-        if parts[-1] in _FAULTS | _LABEL_NOISE:
-            fault = (_FAULTS | _LABEL_NOISE)[parts[-1]]
+        if parts[-1] in _ALL_FAULTS:
+            fault = _ALL_FAULTS[parts[-1]]
             faulty = rng.choice(clients, max(1, round(clients * fault.tenths / 10)), replace=False)
             factors[first + faulty] = fault.factor
+            claims[first + faulty] = fault.claim
+            begins[first + faulty] = fault.begins
             for client in faulty:
+                if fault.collude:
+                    held[client], named[client] = held[faulty[0]], digits.labels[held[faulty[0]]]
+                    identities[first + client] = identities[first + faulty[0]]
                 if fault.flips:
                     named[client] = digits.classes - 1 - named[client]
                 named[client] = _misnamed(named[client], fault, digits.classes, rng)
@@ -549,7 +574,9 @@ def mixture(
         np.repeat(np.arange(len(sizes)), sizes),
         width=samples,
         factors=factors,
-        identities=np.concatenate([np.arange(clients) for clients in sizes]),
+        claims=claims,
+        begins=begins,
+        identities=identities,
         comes=comes,
         stays=stays,
     )

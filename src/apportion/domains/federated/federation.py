@@ -50,6 +50,7 @@ from apportion.domains.federated.states import (
     SampleScores,
     Submission,
     average,
+    is_trusted,
     shares_by_samples,
 )
 from apportion.errors import InputError
@@ -81,8 +82,12 @@ class FederationState(eqx.Module):
     held: Float[Array, " entities"]
     present: Bool[Array, " entities"]
     """Clients that took part in the round."""
+    trusted: Bool[Array, " entities"]
+    """Those of them that pass the screening by the server's samples."""
+    doubted: Bool[Array, " entities"]
+    """Clients that failed it in their last round."""
     absent: Float[Array, " entities"]
-    """Rounds since each client last took part."""
+    """Rounds since each client last took part and was trusted."""
     move: Model
     """Last change of the aggregate."""
     server: ServerSamples
@@ -114,6 +119,8 @@ class Federation(Problem):
     local_labels: Int[Array, "universe owned"]
     counts: Int[Array, " universe"]
     factors: Float[Array, " universe"]
+    claims: Float[Array, " universe"]
+    begins: Float[Array, " universe"]
     identities: Int[Array, " universe"]
     comes: Float[Array, " universe"]
     stays: Float[Array, " universe"]
@@ -152,6 +159,8 @@ class Federation(Problem):
         self.local_labels = jnp.asarray(partition.labels, jnp.int32)
         self.counts = jnp.asarray(partition.counts, jnp.int32)
         self.factors = jnp.asarray(partition.factors, jnp.float32)
+        self.claims = jnp.asarray(partition.claims, jnp.float32)
+        self.begins = jnp.asarray(partition.begins, jnp.float32)
         self.identities = jnp.asarray(partition.identities, jnp.int32)
         self.comes = jnp.asarray(partition.comes, jnp.float32)
         self.stays = jnp.asarray(partition.stays, jnp.float32)
@@ -193,6 +202,8 @@ class Federation(Problem):
             jnp.zeros((task.width, self.window, self.channels)),
             equal_shares(task.mask),
             task.mask,
+            task.mask,
+            ~task.mask,
             jnp.zeros(task.width),
             jnp.zeros_like(first),
             self._own_samples(jax.random.fold_in(key, 2)),
@@ -252,28 +263,47 @@ class Federation(Problem):
         # A client's batches depend on its identity, not on its position in the task.
         members = task.members[slots]
         keys = jax.vmap(lambda name: jax.random.fold_in(key, name))(self.identities[members])
-        trained = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(members, keys)
+        trained = jax.vmap(lambda c, k: self.train(aggregate, c, n, key=k))(members, keys)
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
-        absent = jnp.where(present, 0.0, last.absent + 1)
-        counts = self.counts[task.members].astype(jnp.float32)
+        counts, trusted = self.reported(task), present
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
         else:
-            fedavg = average(shares_by_samples(counts, present), models)
+            own, trusted = self._screened(models, aggregate, present, last)
+            fedavg = average(shares_by_samples(counts, trusted), models)
             towards = fedavg + QUARTER * (models - fedavg)
-            tried = jnp.concatenate([models, towards, jnp.stack([fedavg, aggregate])])
-            found = self.chances(tried, last.server.places)
-            own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
-            scores = SampleScores(own, near, rest[0], rest[1], last.server.shown)
+            near = self.chances(jnp.concatenate([towards, fedavg[None]]), last.server.places)
+            scores = SampleScores(own[:-1], near[:-1], near[-1], own[-1], last.server.shown)
         updates, rounds = models - aggregate[None, :], n.astype(jnp.float32)
-        submission = Submission(updates, present, counts, last.absent, move, rounds, scores)
-        latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
-        history = jnp.where(present[:, None, None], latest, last.history)
+        submission = Submission(updates, trusted, counts, last.absent, move, rounds, scores)
+        shown = self.state(submission)[:, None, :]
+        # A client that was away has no recent past: its present state fills the window.
+        past = jnp.where(last.absent[:, None, None] > 0, shown, last.history[:, 1:])
+        latest = jnp.concatenate([past, shown], axis=1)
+        history = jnp.where(trusted[:, None, None], latest, last.history)
+        absent = jnp.where(trusted, 0.0, last.absent + 1)
         held = held if self.whole else jnp.where(present, held, last.held)
+        doubted = jnp.where(present, ~trusted, last.doubted)
         return FederationState(
-            n, aggregate, models, history, held, present, absent, move, last.server
+            *(n, aggregate, models, history, held, present, trusted, doubted, absent, move),
+            last.server,
         )
+
+    def _screened(
+        self, models: Models, start: Model, present: Bool[Array, " entities"], last: FederationState
+    ) -> tuple[Float[Array, "_ samples"], Bool[Array, " entities"]]:
+        """Probabilities of the right answers, those of `start` last, and which clients are trusted."""
+        own = last.server
+        labels, real = self.labels[own.places], own.shown | own.kept
+        chances, guesses = self.guesses(jnp.concatenate([models, start[None]]), own.places)
+        right, guesses = guesses == labels, guesses[:-1]
+        named = jax.nn.one_hot(guesses, self.classes) * real[:, None]
+        asked = (jax.nn.one_hot(labels, self.classes) * real[:, None]).sum(0)
+        known = jnp.minimum(named.sum(1) / jnp.maximum(asked, 1.0), 1.0)[:, labels] * real
+        norms = jnp.linalg.norm(models - start, axis=-1)
+        seen = (right[:-1], right[-1], known, norms, last.doubted, present)
+        return chances, is_trusted(*seen)
 
     def _participants(self, task: Task, n: Int[Array, ""], key: PRNGKeyArray):
         """Clients of round n, as a mask and as positions; the number of positions is static."""
@@ -291,11 +321,19 @@ class Federation(Problem):
         present = jnp.argsort(order) < count
         return present, order[: math.ceil(self.participation * task.width)]
 
-    def train(self, model: Model, client: Int[Array, ""], *, key: PRNGKeyArray) -> Model:
-        """Train a client from the aggregate; an attacker multiplies its update."""
-        labels, count = self.local_labels[client], self.counts[client]
-        owned = Owned(self.images, self.index[client], labels, count)
-        return model + self.factors[client] * (self.descend(model, owned, key=key) - model)
+    def reported(self, task: Task) -> Float[Array, " entities"]:
+        """Number of samples that each client of a task claims to hold."""
+        return self.counts[task.members] * self.claims[task.members]
+
+    def train(
+        self, model: Model, client: Int[Array, ""], n: Int[Array, ""], *, key: PRNGKeyArray
+    ) -> Model:
+        """Train a client from the aggregate in round n; an attacker mislabels or scales its update."""
+        index, attacks = self.index[client], n >= self.begins[client] * self.horizon
+        labels = jnp.where(attacks, self.local_labels[client], self.labels[index])
+        owned = Owned(self.images, index, labels, self.counts[client])
+        factor = jnp.where(attacks, self.factors[client], 1.0)
+        return model + factor * (self.descend(model, owned, key=key) - model)
 
     def descend(self, model: Model, owned: Owned, *, key: PRNGKeyArray) -> Model:
         """Train a model on these images as a client does."""
@@ -306,10 +344,15 @@ class Federation(Problem):
         self, models: Models, chosen: Int[Array, " chosen"]
     ) -> Float[Array, "entities chosen"]:
         """Probability that each model gives to the right class of each chosen image."""
-        return self.answers(models, chosen)[0]
+        return self.guesses(models, chosen)[0]
 
     def answers(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
-        """The `chances`, and whether the most likely class is right; computed in blocks of images."""
+        """The `chances`, and whether the most likely class is right."""
+        chances, guesses = self.guesses(models, chosen)
+        return chances, (guesses == self.labels[chosen]).astype(jnp.float32)
+
+    def guesses(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
+        """The `chances`, and the most likely class; computed in blocks of images."""
         size = chosen.shape[0]
         blocks = -(-size // min(self.block, size))
         length = -(-size // blocks)
@@ -320,17 +363,16 @@ class Federation(Problem):
             def of_model(flat):
                 logits = self.model.logits(unravelled(self.model, flat), images)
                 own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-                right = (logits.argmax(-1) == labels).astype(jnp.float32)
-                return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1)), right
+                return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1)), logits.argmax(-1)
 
             return jax.vmap(of_model)(models)
 
         padded = jnp.pad(chosen, (0, blocks * length - size)).reshape(blocks, length)
-        chances, right = (
+        chances, guesses = (
             jnp.moveaxis(each, 0, 1).reshape(len(models), -1)[:, :size]
             for each in jax.lax.map(judge, padded)
         )
-        return chances, right
+        return chances, guesses
 
     def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
         """Cross-entropy on the chosen images."""

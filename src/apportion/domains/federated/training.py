@@ -150,7 +150,7 @@ def _walk(
 
     def one_round(state, key):
         received = jax.lax.stop_gradient(receive(federation, task, state, key))
-        decision = policy.decide(received.observation, received.mask)
+        decision = policy.decide(received.observation, received.trusted)
         model, other = received.next_model(decision), received.next_model(received.fedavg)
         losses = federation.loss(model, federation.test), federation.loss(other, federation.test)
         stopped, shares = jax.lax.stop_gradient((model, decision.shares))
