@@ -261,7 +261,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     unseen: Any = table[table.clients == "unseen"].set_index("method")
     best = max((name for name in names if name.startswith("fixed")), key=unseen.final.get)
     notes = [
-        f"All of it on unseen clients and all {evaluation + test:,} images unless said otherwise.",
+        f"All of it on unseen clients and all {evaluation + test:,} images unless a row says otherwise.",
         *(
             f"{name}: {unseen.final[name]:.3f} after the last round, "
             f"{unseen['mean over rounds'][name]:.3f} on average over the rounds"
@@ -323,9 +323,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
             yield from verdict(claim, "MTL" + kind, other, clients, **options)
     pair, alike = (("MTL" + kind, "STL" + kind) for kind in (unlike, ours))
     if {*pair, *alike} <= names:
-        claim = (
-            "many tasks add more where they are unlike than where they are alike (final accuracy)"
-        )
+        claim = "many tasks add more if they are unlike than if they are alike (final accuracy)"
         leads = [np.subtract(*(_measured(curves, name) for name in both)) for both in (pair, alike)]
         levels = {"unlike": float(leads[0].mean()), "alike": float(leads[1].mean())}
         yield Verdict.of(claim, compare(*leads), levels=levels)
@@ -334,7 +332,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
         yield from verdict(claim, first, other, "unseen", "disjoint", paper=False)
     claim = "MTL is not worse than STL by more than .01"
     yield from verdict(claim, "MTL", "STL", above=-0.01, paper=False)
-    claim = "prioritisation adds to mean accuracy where tasks are unlike"
+    claim = "prioritisation adds to mean accuracy if tasks are unlike"
     yield from verdict(claim, "P-MTL" + unlike, "MTL" + unlike, along=True, paper=False)
     claim = "centring and scaling the accuracies adds to MTL's final accuracy"
     yield from verdict(claim, "MTL" + ours, "MTL", paper=False)

@@ -186,8 +186,8 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     deviation, gain = (_by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
     gain = {name: 100 * table.date.nunique() * values for name, values in gain.items()}
     notes = (
-        "The task drawn is the one where the multi-task policy gains most over the single-task one: "
-        "it shows what the policies do, not how often. Intervals are over policies, each with its own "
+        "The plot shows the task with the largest gain of the multi-task over the single-task policy: an "
+        "example, not a typical task. Intervals are over policies, each with its own "
         "instruments and tasks, and months of one year.",
         f"An epoch is {settings['updates']} updates a task; few epochs are {settings['epochs'][0]}, many "
         f"{settings['epochs'][1]}.",
@@ -255,7 +255,7 @@ def _verdicts(
         spread = float(further[table.method == name].std())
         together = table.assign(together=further * table.over_equal / (spread or 1.0))
         moved = 100 * table.date.nunique() * _by_policy_and_month(together, "together")[name]
-        claim = f"{name}: strays from equal shares where it pays"
+        claim = f"{name}: strays from equal shares if it pays"
         claim += f" ({POINTS} with one more deviation of straying)"
         yield Verdict.of(claim, over_rows_and_columns(moved), paper=name != _EQUAL_UPDATES)
 

@@ -341,7 +341,7 @@ def _conclude_conflict(rows: Any) -> FigureResult:
         f"with most, {own['others'].mean():+.1f} with the others."
         for name, own in growths.items()
     )
-    title = "Priorities where tasks conflict: the camp that fares worse"
+    title = "Priorities if tasks conflict: the camp that fares worse"
     shown = {
         f"{camp}: {count} of 32 tasks": {
             name: mean_over(own[camp]) for name, own in growths.items()

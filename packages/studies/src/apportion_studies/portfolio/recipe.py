@@ -181,7 +181,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
     notes += [
         f"{variants} variants of reward, k, eta, checkpoint and ensemble were looked at.",
         "Lazy Equal CRP needs no learning: it moves a tenth of the way back to equal shares a day.",
-        "A single seed is the mean over all seeds of the ensemble, each taken alone.",
+        "A single seed is the mean over the single seeds of the ensemble.",
         SURVIVORSHIP,
     ]
     shown: dict[str, dict[str, Estimate]] = {}
