@@ -154,7 +154,7 @@ def omitted_values(path: Path) -> str:
 
 
 def protocols(path: Path) -> str:
-    """Every arm and difference under three protocols: gain, Sharpe ratio, and the share of years."""
+    """Every arm and difference under three protocols: gain and Sharpe ratio."""
     table = pd.read_csv(path)
     names = list(dict.fromkeys(table["protocol"]))
     rows = []
@@ -166,10 +166,9 @@ def protocols(path: Path) -> str:
             cells += [
                 f"{row['value']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]",
                 f"{level}{row['sharpe gain']:+.2f}",
-                f"{100 * row['share of years']:.0f}",
             ]
         rows.append([*map(str, key), *cells])
-    heads = ("{}: points a year", "Sharpe ratio", "share of years, %")
+    heads = ("{}: points a year", "Sharpe ratio")
     named = [head.format(name) for name in names for head in heads]
     return markdown_table(["tested", "arm", "against", *named], rows)
 

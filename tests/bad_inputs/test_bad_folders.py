@@ -122,7 +122,7 @@ HUGE = {f"{MEMBERS}/score/of_features": 3e38, f"{MEMBERS}/recurrence/bias": 9}
         ("huge inside", ALLOCATE, "allocation has numbers that", tampered(HUGE)),
         ("another job", ALLOCATE, "trained for 'budget'", tampered(about={"job": "budget"})),
         *(
-            (f"{fact} of {value}", ALLOCATE, "own facts are wrong", tampered(about={fact: value}))
+            (f"{fact} of {value}", ALLOCATE, "metadata saved", tampered(about={fact: value}))
             for fact, value in (
                 *(("window", 0), ("channels", 2), ("cost", "x")),
                 *(("last", "x"), ("rules", {"max_weight": 7})),

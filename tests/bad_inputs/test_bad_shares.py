@@ -49,7 +49,7 @@ GONE = HELD | {"p.csv": reduce(lambda table, row: cell(row, 1, "", table), range
     ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
     ("cut short", f"{ALLOCATE} h.csv", ("A has no price on", "remove the instrument"), LATE, "portfolio"),
-    ("no price", f"{ALLOCATE} h.csv", ("A is held and has no price",), GONE, "portfolio"),
+    ("no price", f"{ALLOCATE} h.csv", ("A is held but has no price",), GONE, "portfolio"),
     ("in a garage", "allocate run --holdings h.csv", ("has no --holdings",), {}, "charging"),
 )  # fmt: skip
 def test_trades_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):

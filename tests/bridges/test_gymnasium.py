@@ -231,11 +231,11 @@ def acting(space):
     [
         (Forgetful, "Forgetful: the same seed and shares gave another history in period 1"),
         (showing(np.ones((2, 3))), r"for 3 entities .* history of shape \(2, 3\)"),
-        (showing({"screen": 0}), r"for 3 entities the environment shows \['screen'\]"),
+        (showing({"screen": 0}), r"for 3 entities the environment returns \['screen'\]"),
         (showing({"history": np.ones(3), "limits": [2, 0, 0]}), r"limits \[2.0, 0.0, 0.0\]"),
         (Old, r"Old.step returned 4 values; return 5, \(observation, reward, terminated"),
         (lambda entities: entities, "make_env returned list; return a gymnasium.Env"),
-        (acting(spaces.Discrete(3)), r"action_space is Discrete\(3\), but `step` is given the sh"),
+        (acting(spaces.Discrete(3)), r"action_space is Discrete\(3\), but `step` receives the sh"),
         (acting(spaces.Box(0, 5, (3,), np.int32)), "action_space is Box"),
         (acting(spaces.Box(-1.0, 1.0, (3,))), "numbers from 0 to 1"),
         (acting(spaces.Box(0.0, 1.0, (5,))), "of 3 entities, .* have one size, give task_size"),
@@ -244,7 +244,7 @@ def acting(space):
 def test_an_environment_that_does_not_fit_is_refused_before_any_work(environment, sentence):
     with pytest.raises(InputError, match=sentence):
         from_gymnasium(environment, universe=8, horizon=6)
-    with pytest.raises(InputError, match="horizon is None; give the periods"):
+    with pytest.raises(InputError, match="horizon is None; give the largest number"):
         from_gymnasium(Lottery, universe=8)
 
 
@@ -257,7 +257,7 @@ def test_environments_of_one_size_are_taken():
                 raise ValueError("five reels it has")
             super().__init__(entities)
 
-    with pytest.raises(InputError, match="five reels it has.* of one size, give task_size"):
+    with pytest.raises(InputError, match="five reels it has.* have one size, give task_size"):
         from_gymnasium(Five, universe=8, horizon=6)
     problem = from_gymnasium(Five, universe=8, horizon=6, task_size=5)
     found = evaluate(problem, EqualShares(), draw_tasks(8, 5, 2), key=KEY)

@@ -121,13 +121,13 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(returns):
     model = MultiTaskPortfolio(policy=some_policy(), window=6)
     for X, message in (
         (np.full((60, 5), -1.0), "column 0 is -1; returns must be above -1"),
-        (returns.iloc[:, :1], "one asset alone; at least 2"),
-        (100 * (1 + returns).cumprod(), "as prices are; give returns, by .*prices_to_returns"),
+        (returns.iloc[:, :1], "a single asset; give at least 2"),
+        (100 * (1 + returns).cumprod(), "as prices are; give returns, such as .*prices_to_returns"),
     ):
         with pytest.raises(InputError, match=message):
             model.fit(X)
     ignored = MultiTaskPortfolio(policy=some_policy(), window=6, seed=2, trust=0.3)
-    with pytest.raises(InputError, match="seed, trust would do nothing beside policy="):
+    with pytest.raises(InputError, match="seed, trust would have no effect, because policy="):
         ignored.fit(returns)
 
 

@@ -156,7 +156,7 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
 
 
 def test_what_controls_nothing_live_is_not_served(trained):
-    assert_refused(apportion("serve", trained[0]), "a run of toy, which controls nothing live")
+    assert_refused(apportion("serve", trained[0]), "a run of toy, which has no command serve")
 
 
 def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(trained, tmp_path):

@@ -1,4 +1,4 @@
-"""The committed verdicts, tables and notes follow from the committed numbers, by the code of today."""
+"""The current code gives the committed verdicts and tables from the committed rows."""
 
 import json
 import re
@@ -32,7 +32,7 @@ CHANGED = {
     "prioritisation",
     "recipe",
 }
-"""Studies whose code was changed since the committed run; their results are due for the next one."""
+"""Studies whose code has changed since the committed run; the next run recomputes them."""
 
 # A plan reads its study's data.
 plan_of = cache(make_plan)
@@ -64,7 +64,7 @@ def test_the_study_is_unchanged_and_its_rows_give_the_committed_tables_and_verdi
     about, committed, drawn = ABOUT[folder], RESULTS / folder, tmp_path / folder
     assert about.get("source") == plan_of(about["name"]).source
     shutil.copytree(committed, drawn)
-    # The data of the paper's size is not in the repository: cells and settings are those committed.
+    # The data at paper size is not in the repository, so use the committed cells and settings.
     names = pd.read_parquet(committed / "rows.parquet", columns=["cell"])["cell"].unique()
     cells, settings = tuple(Cell(str(name), {}) for name in names), about["settings"]
     plan = replace(plan_of(about["name"]), cells=cells, settings=settings)

@@ -1,7 +1,7 @@
-"""The policy as a skfolio optimiser: fit on past returns, predict a portfolio.
+"""Multi-task allocation policy as a skfolio optimiser.
 
-Fitting trains one policy over many subsets of the assets (Algorithm 1) and decides `weights_`, the
-allocation of the period after the last row. A trained policy serves any set of assets.
+`fit` trains one policy on many subsets of the assets (Algorithm 1) and computes `weights_`, the allocation
+for the period after the last row. The trained policy applies to any set of assets.
 """
 
 import warnings
@@ -26,40 +26,66 @@ with optional_import("MultiTaskPortfolio needs skfolio", "market"):
 
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
 _NEAR_EQUAL_FRACTION = 0.02
-"""`fit` warns if all weights differ from 1/n by less than this fraction of it."""
+"""`fit` warns if all weights differ from 1/n by less than this fraction of 1/n."""
 _SETTINGS = {field.name for field in fields(PortfolioSettings)}
 
 
 class MultiTaskPortfolio(BaseOptimization):
-    """A multi-task allocation policy with scikit-learn's and skfolio's manners.
+    """Multi-task allocation policy.
+
+    `fit` trains one recurrent policy on many subsets of the assets and allocates for the next period. The
+    estimator follows the conventions of scikit-learn and skfolio.
 
     Parameters
     ----------
-    policy
-        A trained policy (another estimator's `policy_`) to use as it is: `fit` then trains nothing
-        and only decides, which makes daily walk-forwards cheap; settings of training would then do
-        nothing, and are refused. With None, `fit` trains.
-    method, tasks, task_size, steps, members, window, batch, hidden, learning_rate
-        As in `PortfolioSettings`. Tasks are as large as the assets allow, `task_size` at most, and
-        a batch as long as the periods allow, `batch` at most.
-    trust, trade_fraction, tracking_error_weight
-        The same: how far the policy is followed, how fast, and how far it may stray from equal shares.
-    cost
-        Commission the policy is trained with, a fraction of the value traded.
-    seed
-        Decides tasks, first parameters and batches: the same seed gives the same weights.
-    portfolio_params, fallback, previous_weights, raise_on_failure
-        As in every skfolio optimiser. `previous_weights` are the shares held when the decision is
-        made, equal ones by default; skfolio's walk-forward hands them from fold to fold.
+    policy : Policy, optional
+        A trained policy, such as `policy_` of another estimator. `fit` then only computes the weights,
+        which makes daily walk-forwards cheap, and other training parameters must keep their defaults. By
+        default `fit` trains a policy.
+    method : {"pmtl", "mtl", "stl"}
+        Prioritised multi-task learning, multi-task learning with uniform sampling, or single-task learning.
+    tasks : int
+        Number of tasks.
+    task_size : int
+        Assets per task, at most the number of assets.
+    steps : int
+        Updates of each policy.
+    members : int
+        Number of policies in the ensemble.
+    trust : float
+        Weight of the learned allocation against equal shares, from 0 to 1.
+    trade_fraction : float
+        Fraction of the way to the target that is traded in each period, from 0 to 1.
+    tracking_error_weight : float
+        Weight of the penalty on the squared difference of log growth from equal shares.
+    window : int
+        Periods of history that the policy observes.
+    batch : int
+        Consecutive periods per batch, at most the number of periods.
+    hidden : int
+        Units of the recurrent network.
+    learning_rate : float
+        Step size of Adam.
+    cost : float
+        Commission in training, a fraction of the value traded.
+    seed : int
+        Seed of tasks, initial parameters and batches.
+    portfolio_params : dict, optional
+        Parameters of the portfolio that `predict` returns.
+    fallback, raise_on_failure
+        As in every skfolio optimiser.
+    previous_weights : array-like, optional
+        Shares held before the allocation; equal by default. skfolio's walk-forward passes them on from
+        fold to fold.
 
     Attributes
     ----------
-    policy_
-        The trained policy, for any set of assets.
-    weights_
-        Its allocation among the fitted assets for the period after the last row of `X`.
+    policy_ : Policy
+        The trained policy, which applies to any set of assets.
+    weights_ : array of shape (n_assets,)
+        Allocation of the fitted assets for the period after the last row of `X`.
     deviation_from_equal_ : float
-        Largest distance of a weight from 1/n; `fit` warns if it is below a fiftieth of 1/n.
+        Largest distance of a weight from 1/n; `fit` warns if it is below 2 % of 1/n.
 
     Examples
     --------
@@ -120,15 +146,24 @@ class MultiTaskPortfolio(BaseOptimization):
         self.seed = seed
 
     def fit(self, X: Any, y: None = None) -> "MultiTaskPortfolio":
-        """Train on the rows of `X` (or take the policy given) and decide the next allocation.
+        """Train a policy, unless one is given, and compute the next allocation.
 
         Parameters
         ----------
-        X
-            Simple returns, as everywhere in skfolio (`prices_to_returns` makes them of prices): a row a
-            period and a column an asset; columns named by strings keep their names.
-        y
-            Not used; scikit-learn hands it over.
+        X : array-like of shape (n_observations, n_assets)
+            Simple returns of the assets; `prices_to_returns` of skfolio computes them from prices.
+        y : None
+            Not used, present for API consistency.
+
+        Returns
+        -------
+        MultiTaskPortfolio
+            The fitted estimator.
+
+        Raises
+        ------
+        InputError
+            If `X` does not contain returns of at least two assets, or parameters contradict each other.
         """
         prices = self._prices(np.asarray(validate_data(self, X, **_NUMBERS)), X)
         held = None
@@ -136,7 +171,7 @@ class MultiTaskPortfolio(BaseOptimization):
             weights = self._clean_previous_weights(self.n_features_in_)
             if (weights < 0).any() or not np.isfinite(weights).all():
                 raise InputError(
-                    "previous_weights: the policy holds no short positions; give shares >= 0"
+                    "previous_weights: short positions are not supported; give shares >= 0"
                 )
             held = weights / weights.sum() if weights.sum() > 0 else None
         if self.policy is None:
@@ -161,11 +196,26 @@ class MultiTaskPortfolio(BaseOptimization):
         return self
 
     def predict(self, X: Any) -> Portfolio:
-        """The portfolio over the rows of `X`.
+        """Return the portfolio over the rows of `X`.
 
-        For the fitted assets `weights_` apply to all of them, as in every skfolio optimiser. For
-        other assets the first `window` - 1 rows are the history from which their shares are decided,
-        and the portfolio covers the rows after them.
+        For the fitted assets, `weights_` apply to all rows, as in every skfolio optimiser. For other
+        assets, the policy computes weights from the first `window` - 1 rows, and the portfolio covers the
+        later rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_observations, n_assets)
+            Simple returns of the assets.
+
+        Returns
+        -------
+        Portfolio
+            The predicted portfolio.
+
+        Raises
+        ------
+        InputError
+            If `X` contains other assets and fewer than `window` rows.
         """
         check_is_fitted(self, "weights_")
         values = check_array(X, **_NUMBERS)
@@ -179,7 +229,7 @@ class MultiTaskPortfolio(BaseOptimization):
         rows = self.window - 1
         if len(values) <= rows:
             raise InputError(
-                f"X: {len(values)} rows of assets that were not fitted; their shares are decided "
+                f"X: {len(values)} rows of assets that were not fitted; their weights are computed "
                 f"from the first {rows}, so give more"
             )
         cut = X.iloc if isinstance(X, pd.DataFrame) else np.asarray(X)
@@ -187,14 +237,19 @@ class MultiTaskPortfolio(BaseOptimization):
         return Portfolio(X=cut[rows:], weights=self.allocate(cut[:rows]), **parameters)
 
     def allocate(self, X: Any, held: Any = None) -> np.ndarray:
-        """The allocation for the period after the last row of `X`, whatever its assets are.
+        """Return the allocation for the period after the last row of `X`.
 
         Parameters
         ----------
-        X
-            Returns of any assets, at least `window` - 1 rows.
-        held
-            Shares held now; equal ones by default.
+        X : array-like of shape (n_observations, n_assets)
+            Simple returns of any assets, at least `window` - 1 rows.
+        held : array-like, optional
+            Current shares; equal by default.
+
+        Returns
+        -------
+        array of shape (n_assets,)
+            The allocation.
         """
         check_is_fitted(self, "policy_")
         values = check_array(X, **_NUMBERS)
@@ -202,7 +257,7 @@ class MultiTaskPortfolio(BaseOptimization):
 
     @property
     def needs_previous_weights(self) -> bool:
-        """True: a decision starts from what is held."""
+        """Whether allocations depend on the current shares (True)."""
         return True
 
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
@@ -211,28 +266,26 @@ class MultiTaskPortfolio(BaseOptimization):
         return decided / decided.sum()
 
     def _refuse_ignored(self) -> None:
-        """Refuse what a trained policy makes meaningless: a search over it finds nothing."""
+        """Raise InputError for training parameters that have no effect with a trained policy."""
         defaults = MultiTaskPortfolio().get_params(deep=False)
         trained = _SETTINGS - {"window"}
         given = self.get_params(deep=False).items()
         ignored = [name for name, value in given if name in trained and value != defaults[name]]
         if ignored:
             raise InputError(
-                f"MultiTaskPortfolio: {', '.join(ignored)} would do nothing beside policy=, which is used "
-                "as it is trained; leave out what differs from its default, or policy="
+                f"MultiTaskPortfolio: {', '.join(ignored)} would have no effect, because policy= is "
+                "already trained; keep the defaults, or leave out policy="
             )
 
     def _prices(self, values: np.ndarray, X: Any) -> Prices:
-        """Prices that have these returns and end at 1, which keeps the last ones in float32's range."""
+        """Convert returns to prices that end at 1, which keeps the last ones in the range of float32."""
         if values.shape[1] < 2:
-            raise InputError(
-                "X: 1 feature(s), one asset alone; at least 2 are needed to share anything out"
-            )
-        # No returns are positive throughout and half of them above a fifth.
+            raise InputError("X: 1 feature(s), a single asset; give at least 2 assets")
+        # Returns are never all positive with a median above 20 %.
         if len(values) > 1 and values.min() > 0 and np.median(values) > 0.2:
             raise InputError(
-                f"X: all values are positive, {np.median(values):.4g} in the middle, as prices are; give "
-                "returns, by skfolio.preprocessing.prices_to_returns(X)"
+                f"X: all values are positive with median {np.median(values):.4g}, as prices are; give "
+                "returns, such as skfolio.preprocessing.prices_to_returns(X)"
             )
         bad = np.argwhere(values <= -1)
         if len(bad):

@@ -1,7 +1,7 @@
-"""Three methods at equal budgets, for the demonstration of any problem, and levels with intervals.
+"""Comparison of single-task, multi-task and prioritised learning for the demonstration of a problem.
 
-A repetition has tasks, held-out tasks and first parameters of its own. In each, multi-task and prioritised
-learning train one policy over all tasks, and single-task learning trains one policy for each of some tasks.
+Each repetition has its own tasks, held-out tasks and initial parameters. Multi-task and prioritised
+learning train one policy on all tasks; single-task learning trains one policy for each of a few tasks.
 Every policy gets the same number of updates.
 """
 
@@ -28,16 +28,16 @@ from apportion.training import Chunk, Chunks, train
 from apportion.trees import Tree, repeat, stack
 
 UPDATES = 200
-"""Updates of every policy, whatever the method: fixed on training rewards of the budget domain."""
+"""Updates of each policy; chosen on training rewards of the budget domain."""
 SINGLE_TASKS = 4
-"""Tasks in a repetition that single-task learning trains a policy for."""
+"""Tasks per repetition for which single-task learning trains a policy."""
 SINGLE, MULTI, PRIORITISED = "single-task", "multi-task", "prioritised"
 
 
 def budgets_note(repetitions: int) -> str:
-    """Return the sentences on budgets that every demonstration with training shows."""
+    """Return the note on the number of updates that demonstrations with training show."""
     return (
-        f"Each policy gets {UPDATES} updates, whatever the method. In each of {repetitions} repetitions "
+        f"Each policy gets {UPDATES} updates with every method. In each of {repetitions} repetitions "
         "multi-task and prioritised learning train one policy on all tasks; single-task learning trains "
         f"{SINGLE_TASKS} policies, each on one task, and its level is their mean. The shares shown are "
         "those of a multi-task policy."
@@ -59,29 +59,29 @@ def compare_methods(
     replay: Replay,
     progress: Progress,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, Task]:
-    """Train each method, and evaluate it beside equal shares on tasks of held-out entities.
+    """Train with each method, and compare with equal shares on tasks of held-out entities.
 
     Parameters
     ----------
     problem, later : Problem
-        Where policies are trained, and where they are tested.
+        Training problem and test problem.
     universes : sequence of array
-        The entities of each repetition.
+        Entities of each repetition.
     network, learner, settings, replay, progress
         As in `train_methods`.
     task_size, held_out, tested : int
-        Entities per task, entities of each universe that are not trained on, and tasks of those.
+        Entities per task, held-out entities per universe, and test tasks among the held-out entities.
     rule : str
-        Name of equal shares.
+        Name of equal shares in the result.
 
     Returns
     -------
     dict of array
-        By method and for the rule, the mean reward over tested tasks, (repetitions, time).
+        Mean reward over test tasks for each method and the rule, (repetitions, time).
     array
         Shares of the first repetition's multi-task policy on its first held-out task, (time, entities).
     Task
-        Tested tasks of shape (repetitions, tasks, entities).
+        Test tasks of shape (repetitions, tasks, entities).
     """
     own, unseen = [], []
     for seed, entities in enumerate(universes, settings.seed):
@@ -108,23 +108,23 @@ def train_methods(
     replay: Replay,
     progress: Progress,
 ) -> Policy:
-    """Train policies by each method; the runs of all repetitions are one `vmap`.
+    """Train policies with each method; one `vmap` over the runs of all repetitions.
 
     Parameters
     ----------
     tasks : Task
         Training tasks of shape (repetitions, tasks, entities).
     network : callable
-        Makes an untrained policy from a key.
+        Returns an untrained policy for a key.
     settings : TrainingSettings
         Priority, scorer and seed.
     progress : Progress
-        Gets the done part of the work as `stage`.
+        Receives the completed fraction through `stage`.
 
     Returns
     -------
     Policy
-        Stacked as (repetitions, policies): multi-task, prioritised, then the single-task ones.
+        Stack of shape (repetitions, policies): multi-task, prioritised, then single-task policies.
     """
     count, alone = len(tasks), tasks.first(SINGLE_TASKS).flat[:, None]
     uniform, prioritised = (replace(settings, method=name).priority() for name in ("mtl", "pmtl"))
@@ -135,7 +135,7 @@ def train_methods(
     single = (alone, stack([uniform] * len(alone)), others)
     batches = [several, single]
     if not learner.periods:
-        # A learner without memory takes copies of a task for that task: one program for all runs.
+        # Without memory, copies of a task are equivalent to one task; equal shapes need one compilation.
         copies = jax.tree.map(lambda leaf: jnp.repeat(leaf, tasks.count, 1), alone)
         batches = [_join(several, (copies, *single[1:]))]
     policies = []
@@ -170,17 +170,17 @@ def train_methods(
 
 
 def by_method(levels: np.ndarray) -> dict[str, np.ndarray]:
-    """Average levels of policies, stacked as `train_methods` returns them, over those of a method."""
+    """Average the levels of stacked policies (see `train_methods`) within each method."""
     return {SINGLE: levels[:, 2:].mean(1), MULTI: levels[:, 0], PRIORITISED: levels[:, 1]}
 
 
 def levels_of(tables: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Return the mean of each method's table of units with its 95 % interval.
+    """Return the mean of each method's levels with its 95 % interval.
 
     Parameters
     ----------
     tables : mapping of array
-        By method, a level for each repetition (rows) and block of time (columns).
+        Levels of each method, by repetition (rows) and block of time (columns).
     """
     found = {name: over_rows_and_columns(np.atleast_2d(table)) for name, table in tables.items()}
     rows = [(name, each.value, each.low, each.high, each.n) for name, each in found.items()]
@@ -188,7 +188,7 @@ def levels_of(tables: Mapping[str, np.ndarray]) -> pd.DataFrame:
 
 
 def _join(*stacks: Tree) -> Tree:
-    """Stacks one after the other, as one stack."""
+    """Concatenate stacks."""
     return jax.tree.map(
         lambda *leaves: jnp.concatenate(leaves) if eqx.is_array(leaves[0]) else leaves[0], *stacks
     )
@@ -198,7 +198,7 @@ def _join(*stacks: Tree) -> Tree:
 def _evaluate_all(
     problem: Problem, policies: Policy, tasks: Task, key: PRNGKeyArray
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean rewards and the first task's shares of each policy, and mean rewards of equal shares."""
+    """Return mean rewards and first-task shares of each policy, and mean rewards of equal shares."""
 
     def one(policy: Policy, tasks: Task) -> tuple[jax.Array, jax.Array]:
         path = evaluate(problem, policy, tasks, key=key)

@@ -1,8 +1,8 @@
-"""The interface of a domain, which the command line, the page and the bridges call.
+"""Interface of a domain, used by the command line, the page of a run and the bridges.
 
-A domain is an object that a package registers as an entry point of the group `apportion.domains`. It
-names its settings and options and implements the commands. Importing it starts no JAX: a method imports
-what it needs when it is called, validates the user's files first, and computes after that.
+A package registers a domain as an entry point of the group `apportion.domains`. The domain declares its
+settings and options and implements the commands. Importing a domain does not import JAX: each method
+validates the user's files first and imports JAX only to compute.
 """
 
 from abc import ABC
@@ -28,80 +28,123 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """What a command found, and how it shows itself."""
+    """Result of a command."""
 
     def summary(self) -> str:
-        """The result as text, for a terminal."""
+        """Return the result as text for a terminal."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
+        """Return JSON-serialisable values for `--json`."""
         ...
 
     def to_frame(self) -> "pd.DataFrame":
-        """The result as a table."""
+        """Return the result as a table."""
         ...
 
 
 class PlottedResult(Result, Protocol):
-    """A result that can be looked at as a picture, too."""
+    """Result with a plot."""
 
     def plot(self) -> "Figure":
-        """The result as a picture."""
+        """Plot the result."""
         ...
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A small experiment of a domain on embedded data, for the page of `apportion demo`."""
+    """Small experiment of a domain on embedded data, shown by `apportion demo`.
+
+    Parameters
+    ----------
+    title : str
+        The resource and the entities, such as "Wealth among instruments".
+    question : str
+        The question of the experiment, in two or three sentences.
+    unit : str
+        The measured quantity with its unit.
+    levels : DataFrame
+        Columns method, level, low, high and n; one row for each method and for the baseline rule.
+    shares : DataFrame
+        Shares over time; one row per period and one column per entity.
+    notes : tuple of str
+        Data, number of updates, and the independent unit that n counts.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> levels = pd.DataFrame({"method": ["rule"], "level": [1.0], "low": [0.9], "high": [1.1], "n": [8]})
+    >>> shares = pd.DataFrame({"a": [0.5], "b": [0.5]})
+    >>> Demonstration("A budget among campaigns", "Which shares sell most?", "sales", levels, shares).notes
+    ()
+    """
 
     title: str
-    """What is shared among whom."""
     question: str
-    """The question, in two or three sentences."""
     unit: str
-    """What a level measures, unit included."""
     levels: "pd.DataFrame"
-    """Columns method, level, low, high and n: a row for each method and for the usual rule."""
     shares: "pd.DataFrame"
-    """Shares over time: a row for each period, a column for each entity."""
     notes: tuple[str, ...] = ()
-    """Data, budget of updates, and what n counts."""
 
 
 class Domain(ABC):
-    """A kind of resource to share out: its settings, its data, and what can be asked of its runs.
+    """A kind of resource: its settings, its data and its commands.
 
-    Settings and options are frozen dataclasses with a docstring under each field: the fields are the
-    options of the command line, the docstrings its help. None of them imports JAX.
+    Settings and options are frozen dataclasses with a docstring under each field. The fields become
+    options of the command line, the docstrings their help. Their modules must not import JAX.
+
+    A subclass sets `name` and `settings` and defines `problem` or `prepare`. A command is available if
+    its options are set, such as `backtest_options`.
+
+    Attributes
+    ----------
+    name : str
+        Name of the domain, as in `apportion train NAME` and in a run's settings file.
+    settings : type
+        Settings of `train`.
+    variants : mapping of str to type
+        Settings for each value of their field `learner`, if learners have different settings.
+    backtest_options, allocate_options, serve_options : type or None
+        Options of the command; None if the domain does not have it.
+    certify_options : type or None
+        Options of `certify` in addition to the baseline, alpha and block; None if there is no `certify`.
+    check_options : type or None
+        Files that `check` validates; each field is None or False by default.
+    examples : tuple of str
+        Command lines for the help, without the program's name: `backtest runs/first --json`.
+    glossary : mapping of str to str
+        Terms that the page of a run explains in addition to the common ones.
+    live_file : str
+        The file of gains that a live system writes, such as "the file that a Flower server keeps". If
+        set, `gains` also accepts its path.
+
+    Examples
+    --------
+    >>> from apportion.domains.budget.problem import Budget
+    >>> from apportion.domains.settings import ProblemOptions, ProblemSettings
+    >>> class Campaigns(Domain):
+    ...     name, settings, backtest_options = "campaigns", ProblemSettings, ProblemOptions
+    ...
+    ...     def problem(self):
+    ...         return Budget.simulate(universe=20, periods=30)
+    >>> Campaigns().problem().universe
+    20
     """
 
     name: ClassVar[str]
-    """As in `apportion train NAME`, and as a run's settings file says it."""
     settings: ClassVar[type]
-    """Settings of `train`."""
     variants: ClassVar[Mapping[str, type]] = {}
-    """Settings by the value of their field `learner`, where learners have settings of their own."""
     backtest_options: ClassVar[type | None] = None
-    """Options of `backtest`; None if there is no backtest."""
     allocate_options: ClassVar[type | None] = None
-    """Options of `allocate`; None if the domain has no such command."""
     certify_options: ClassVar[type | None] = None
-    """Options of `certify` beyond the baseline, alpha and block; None if runs cannot be certified."""
     serve_options: ClassVar[type | None] = None
-    """Options of `serve`; None if nothing is controlled live."""
     check_options: ClassVar[type | None] = None
-    """Files that `check` validates for this domain; all fields None or False by default."""
     examples: ClassVar[tuple[str, ...]] = ()
-    """Command lines that the help shows, each from its command on: `backtest runs/first --json`."""
     glossary: ClassVar[Mapping[str, str]] = {}
-    """Words that the page of a run explains, beyond every run's."""
     live_file: ClassVar[str] = ""
-    """What a live system keeps its gains in, such as "the file that a Flower server keeps"; `gains` then
-    takes its path, too."""
 
     def settings_for(self, values: Mapping[str, Any]) -> type:
-        """The class of settings that have these values: that of their `learner`, where learners differ."""
+        """Return the settings class for these values, selected by `learner` if there are variants."""
         if not self.variants or "learner" not in values:
             return self.settings
         learner = values["learner"]
@@ -111,15 +154,14 @@ class Domain(ABC):
         return self.variants[learner]
 
     def load_settings(self, run: "Run") -> Any:
-        """A run's settings, each value checked."""
+        """Read and validate the settings of a run."""
         values = run.settings
         return from_mapping(values, self.settings_for(values), str(run.folder / "settings.toml"))
 
     def prepare(self, settings: Any) -> "PreparedJob":
-        """Read and check the data, and return how to train; refuse wrong data before JAX starts.
+        """Read and validate the data before JAX starts, and return the training job.
 
-        By default a policy is trained on random tasks of `problem()`; the settings are then
-        `ProblemSettings`.
+        The default trains a policy on random tasks of `problem()` and requires `ProblemSettings`.
         """
         from apportion.domains.training import prepare_problem
 
@@ -128,10 +170,9 @@ class Domain(ABC):
         return prepare_problem(problem, settings)
 
     def backtest(self, run: "Run", options: Any, progress: "Progress") -> PlottedResult:
-        """Test the policy of a finished run beside the usual rule.
+        """Compare the policy of a finished run with the baseline rule.
 
-        By default new tasks of `problem()`, if there is one, are tested beside equal shares; the options
-        are then `ProblemOptions`.
+        The default compares with equal shares on new tasks of `problem()` and requires `ProblemOptions`.
         """
         from apportion.domains.training import compare_with_equal
 
@@ -141,51 +182,51 @@ class Domain(ABC):
         return compare_with_equal(problem, run.policy, self.load_settings(run), seed=options.seed)
 
     def allocate(self, run: "Run", options: Any) -> Result:
-        """The next period's allocation of a finished run's policy."""
-        raise InputError(f"{run.folder}: a run of {self.name}, which allocates nothing by itself")
+        """Return the next allocation of a finished run's policy."""
+        raise InputError(f"{run.folder}: a run of {self.name}, which has no command allocate")
 
     def serve(self, run: "Run", options: Any) -> str:
-        """Let a finished run's policy decide live until a signal comes; what to say then."""
-        raise InputError(f"{run.folder}: a run of {self.name}, which controls nothing live")
+        """Control a live system with a finished run's policy until a signal; return a final message."""
+        raise InputError(f"{run.folder}: a run of {self.name}, which has no command serve")
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
-        """What a policy gained over a baseline, period by period: what `certify` bets on.
+        """Return the gain over a baseline in each period, the input of `certify`.
 
-        `source` is a finished run, or a file in which a live system of this domain has kept its gains.
+        `source` is a finished run, or a file of gains that a live system of this domain wrote.
         """
-        raise InputError(f"{source}: {self.name} has no gains to bet on")
+        raise InputError(f"{source}: {self.name} has no gains, which certify needs")
 
     def check(self, options: Any) -> Result:
-        """What a user's data file holds; what is wrong with it is refused, a sentence each."""
+        """Validate the user's data files and describe their content."""
         raise InputError(f"{self.name} reads no files")
 
     def sections(self, folder: Path) -> "list[Section]":
-        """What the page of a run in this folder shows beyond every run's."""
+        """Return sections for the page of a run, in addition to the common ones."""
         return []
 
     def demo(self) -> Any:
-        """Settings of a demonstration on embedded data, minutes on two cores; None where there is none."""
+        """Return settings of a demonstration run of a few minutes on embedded data, or None."""
         return None
 
     def demonstrate(self, seed: int, progress: "Progress") -> Demonstration | None:
-        """Compare methods and the usual rule on embedded data within a minute; None if there is nothing.
+        """Compare methods and the baseline rule on embedded data within a minute, or return None.
 
         Parameters
         ----------
         seed : int
-            Decides everything random.
+            Seed of all random numbers.
         progress : Progress
-            Gets the part of the work that is done as `stage`.
+            Receives the completed fraction through `stage`.
         """
         return None
 
     def problem(self) -> "Problem | None":
-        """A problem made of embedded data, which bridges offer by name; None where there is none."""
+        """Return a problem on embedded data, which bridges offer by name, or None."""
         return None
 
 
 _PACKAGES = {"charging": "apportion-charging"}
-"""Domains of our own that are separate packages, for the message when one is not installed."""
+"""Domains in separate packages, for the message if one is not installed."""
 
 
 def domain_names() -> tuple[str, ...]:

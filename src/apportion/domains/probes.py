@@ -1,7 +1,7 @@
-"""Probe problems: each isolates one thing a learner must be able to do, and knows its optimum.
+"""Probe problems with a known optimum; each tests one ability of a learner.
 
-If a learner fails a probe, its name says what is broken. It tells the mean reward of the best policy on
-a task (`best`), so that success is a fraction of it.
+The name of a failed probe tells what is broken. `best` returns the mean reward of the best policy on a
+task, so that the result of a learner can be expressed as a fraction of it.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ Signal = Float[Array, " entities"]
 
 
 class ProbeState(eqx.Module):
-    """The period, what each entity shows in it, and the allocation executed before."""
+    """Period, signal of each entity, and previous allocation."""
 
     n: Int[Array, ""]
     signal: Signal
@@ -27,21 +27,21 @@ class ProbeState(eqx.Module):
 
 
 class Probe(Problem):
-    """What all probes share: a signal for each period, and the last allocation held."""
+    """Base class of probes: a signal in each period, and the previous allocation."""
 
     @abstractmethod
     def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        """What each entity shows for one period."""
+        """Sample the signal of each entity for one period."""
 
     @abstractmethod
     def reward(
         self, task: Task, state: ProbeState, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Scalar:
-        """What an allocation earns."""
+        """Return the reward of an allocation."""
 
     @abstractmethod
     def best(self, task: Task) -> Scalar:
-        """Mean reward a period of the best policy."""
+        """Return the mean reward per period of the best policy."""
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> ProbeState:
         held = equal_shares(task.mask)
@@ -61,7 +61,7 @@ class Probe(Problem):
 
 
 class ShownBest(Probe):
-    """The best entity changes every period, and the state shows which it is: is the state read?"""
+    """The best entity changes in every period and is observed; tests that the policy reads the state."""
 
     universe: int = eqx.field(static=True, default=12)
     horizon: int = eqx.field(static=True, default=16)

@@ -1,7 +1,7 @@
-"""What every domain's settings have in common: Algorithm 1's own, and how they become its parts.
+"""Settings of Algorithm 1 that all domains share.
 
-A domain's settings extend `TrainingSettings` with fields of their own. Nothing here starts JAX: the
-same dataclass is the Python argument, the command line and the settings file.
+The settings of a domain extend `TrainingSettings`. The same dataclass is the argument in Python, the
+options of the command line and the settings file. Importing this module does not import JAX.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Method = Literal["pmtl", "mtl", "stl"]
 METHOD_NAMES: dict[str, str] = {"pmtl": "P-MTL", "mtl": "MTL", "stl": "STL"}
-"""The methods as tables and figures call them."""
+"""Names of the methods in tables and figures."""
 
 ScorerName = Literal[
     "max-deviation", "mean-deviation", "reward-variance", "gradient-norm", "realised-gain"
@@ -26,7 +26,7 @@ ScorerName = Literal[
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Algorithm 1's settings, which all domains share.
+    """Settings of Algorithm 1.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class TrainingSettings:
     """
 
     method: Method = "pmtl"
-    """pmtl prioritises tasks, mtl draws them uniformly, stl learns from the first task alone."""
+    """pmtl prioritises tasks, mtl samples them uniformly, stl trains on the first task only."""
     tasks: int = 30
     """Number of tasks T."""
     steps: int = 1000
@@ -45,13 +45,13 @@ class TrainingSettings:
     beta: float = 1.0
     """Correction of the sampling bias (pmtl)."""
     smoothing: float = 0.2
-    """Weight of a task's old score when it is scored anew."""
+    """Weight of a task's previous score when its score is updated."""
     scorer: ScorerName = "max-deviation"
-    """What a task is scored by."""
+    """Score of a task."""
     members: int = 1
     """Policies trained from different seeds, whose allocations are averaged."""
     seed: int = 0
-    """Decides everything random."""
+    """Seed of all random numbers."""
 
     def __post_init__(self):
         for name, hint in get_type_hints(type(self)).items():
@@ -62,12 +62,12 @@ class TrainingSettings:
             value = getattr(self, name)
             if self.method != "pmtl" and value != getattr(type(self), name):
                 raise InputError(
-                    f"{name} is {value}, which is ignored by method {self.method}, which draws tasks "
-                    "evenly; leave it out"
+                    f"{name} is {value}, but method {self.method} samples tasks uniformly and ignores it; "
+                    "leave it out"
                 )
 
     def check_at_least(self, minimum: int, *names: str) -> None:
-        """Refuse settings below a minimum."""
+        """Raise InputError if one of the settings is below a minimum."""
         for name in names:
             if getattr(self, name) < minimum:
                 value = getattr(self, name)
@@ -75,46 +75,46 @@ class TrainingSettings:
 
     @property
     def prioritisation(self) -> float:
-        """The alpha that the method uses: 0, uniform, for all but P-MTL."""
+        """The alpha that the method uses: 0 (uniform sampling) except for P-MTL."""
         return self.alpha if self.method == "pmtl" else 0.0
 
     def priority(self, first_score: float = 1.0) -> "Priority":
-        """How the next task is drawn; every task's score is `first_score` before its first batch."""
+        """Return the task sampler; `first_score` is the initial score of every task."""
         from apportion.priority import Priority
 
         return Priority(self.prioritisation, self.beta, self.smoothing, first_score)
 
     def scorer_function(self) -> "Scorer":
-        """What a task is scored by, as a function."""
+        """Return the function that scores a task."""
         from apportion.scorers import SCORERS
 
         return SCORERS[self.scorer]
 
     def trained_tasks(self, tasks: "Task") -> "Task":
-        """The tasks that the method learns from: all, or the first alone."""
+        """Return the tasks that the method trains on: all, or only the first."""
         return tasks[:1] if self.method == "stl" else tasks
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that is no 32-bit number: every generator takes those, and no other."""
+    """Raise InputError unless the seed is an unsigned 32-bit integer, which every generator accepts."""
     if not 0 <= seed < 2**32:
         raise InputError(f"seed is {seed}; it must be a whole number from 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True)
 class ProblemSettings(TrainingSettings):
-    """Settings of a domain that is trained on random tasks of its problem, `Domain.problem`."""
+    """Settings of a domain that trains on random tasks of `Domain.problem`."""
 
     task_size: int = 4
-    """Entities in a task, m."""
+    """Entities per task, m."""
     batch: int = 16
-    """Consecutive periods in a batch, B."""
+    """Consecutive periods per batch, B."""
     hidden: int = 16
     """Units of the recurrent network."""
     learning_rate: float = 3e-3
     """Step size of Adam."""
     chunk: int = 100
-    """Steps between two saves."""
+    """Updates between two saves."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -124,7 +124,7 @@ class ProblemSettings(TrainingSettings):
 
 @dataclass(frozen=True)
 class ProblemOptions:
-    """Which tasks to test."""
+    """Test tasks."""
 
     seed: int = 1000
-    """Draws the tasks and their episodes."""
+    """Seed of the tasks and their episodes."""

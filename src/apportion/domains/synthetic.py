@@ -1,8 +1,8 @@
 """The paper's synthetic problem: R(x, a) = sum_i x_i a_i - beta_i a_i log a_i, with x_i ~ U[0, 1].
 
-The betas are evenly spaced around 1/2 over a range eps, the stand-in for the distance between the
-orderings of the entities. The best allocation is in closed form up to one multiplier, and so is the
-greedy step of `lspi_simplex`, the LSPI of Figure 1.
+The betas are evenly spaced around 1/2 over a range eps, a proxy for the distance between the orderings
+of the entities. The optimal allocation has a closed form up to one multiplier, and so does the greedy
+step of `lspi_simplex`, the LSPI of Figure 1.
 """
 
 import equinox as eqx
@@ -19,11 +19,11 @@ _MINIMUM_TEMPERATURE = 0.02
 
 
 def entropic_allocation(scores: Logits, temperatures: Float[Array, " entities"]) -> Allocation:
-    """The allocation that maximises sum_i s_i a_i - v_i a_i log a_i: a softmax with a v for each entity.
+    """Maximise sum_i s_i a_i - v_i a_i log a_i over allocations: a softmax with a temperature per entity.
 
-    a_i = exp((s_i - lam) / v_i - 1), with the multiplier lam by Newton's method on log sum_i a_i = 0
-    from max(s - v). There the sum is at least 1, and log sum is convex and decreasing in lam, so the
-    steps climb to the root without ever passing it, and nothing overflows.
+    a_i = exp((s_i - lam) / v_i - 1), with the multiplier lam from Newton's method on log sum_i a_i = 0,
+    started at max(s - v). At the start the sum is at least 1. log sum is convex and decreasing in lam, so
+    the iterates increase to the root, never exceed it, and cannot overflow.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def entropic_allocation(scores: Logits, temperatures: Float[Array, " entities"])
 
 
 def spaced_betas(entities: int, spread: float) -> Float[np.ndarray, " entities"]:
-    """beta_i evenly spaced on [.5 - eps/2, .5 + eps/2].
+    """Return betas evenly spaced on [.5 - eps/2, .5 + eps/2].
 
     >>> spaced_betas(3, 0.8).round(2).tolist()
     [0.1, 0.5, 0.9]
@@ -57,12 +57,12 @@ def reward(
     allocation: Float[Array, "*batch entities"],
     betas: Float[Array, " entities"],
 ) -> Float[Array, "*batch"]:
-    """R(x, a), without noise."""
+    """Compute R(x, a) without noise."""
     return (x * allocation + betas * jax.scipy.special.entr(allocation)).sum(-1)
 
 
 class Examples(eqx.Module):
-    """Draws (x, a, r, x') of the state-action space, for one run or many."""
+    """Samples (x, a, r, x') of one run or many."""
 
     states: Float[Array, "*runs batch entities"]
     allocations: Float[Array, "*runs batch entities"]
@@ -80,12 +80,12 @@ def draw_examples(
     noise: float = 0.02,
     key: PRNGKeyArray,
 ) -> Examples:
-    """x, x' ~ U[0,1]^m, a ~ Dirichlet(1), r = R(x, a) + noise; the same key draws the same x, a, x'.
+    """Sample x, x' ~ U[0,1]^m, a ~ Dirichlet(1) and r = R(x, a) + noise.
 
-    `shape` is the number of examples, or of runs and examples.
+    x, a and x' depend on the key but not on `betas`. `shape` is (examples,) or (runs, examples).
     """
     m = betas.shape[0]
-    # One draw for all: generators are by far the slowest part of this to compile.
+    # One call for all random numbers: generators dominate the compile time.
     draws = jax.random.uniform(
         key, (*shape, 3 * m + 1), betas.dtype, minval=jnp.finfo(betas.dtype).tiny
     )
@@ -97,9 +97,9 @@ def draw_examples(
 
 
 def permute_examples(real: Examples, count: int, *, key: PRNGKeyArray) -> Examples:
-    """Augment to `count`: the real examples, then random picks of them with the entities permuted.
+    """Augment to `count` examples: the real ones, then random ones with permuted entities.
 
-    One permutation moves x, a and x' together; the reward is copied with its noise.
+    The same permutation applies to x, a and x'; the reward is copied with its noise.
     """
     *runs, kept, m = real.states.shape
     draws = jax.random.uniform(key, (*runs, count - kept, m + 1), real.states.dtype)
@@ -122,7 +122,7 @@ def permute_examples(real: Examples, count: int, *, key: PRNGKeyArray) -> Exampl
 def simplex_features(
     states: Float[Array, "*batch entities"], allocations: Float[Array, "*batch entities"]
 ) -> Float[Array, "*batch dimension"]:
-    """{x_i a_i}, {-a_i log a_i}, {a_i - 1/m} for each entity i, and a bias: 3m + 1 features."""
+    """Compute 3m + 1 features: x_i a_i, -a_i log a_i and a_i - 1/m for each entity i, and a bias."""
     m = states.shape[-1]
     bias = jnp.ones((*states.shape[:-1], 1), states.dtype)
     entropy = jax.scipy.special.entr(allocations)
@@ -130,12 +130,12 @@ def simplex_features(
 
 
 def separate_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
-    """Every entity has parameters of its own."""
+    """Return the basis in which every entity has its own parameters."""
     return np.eye(3 * entities + 1)
 
 
 def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
-    """All entities share their parameters: the equivariant model, {x a}, {-a log a} and the bias."""
+    """Return the basis of the equivariant model: shared parameters of x a and -a log a, and a bias."""
     basis = np.zeros((3 * entities + 1, 3))
     basis[:entities, 0] = basis[entities : 2 * entities, 1] = basis[-1, 2] = 1
     return basis
@@ -144,7 +144,7 @@ def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
 def simplex_greedy(
     parameters: Float[Array, " features"], state: Float[Array, " entities"]
 ) -> Allocation:
-    """The allocation that maximises Q: scores th1_i x_i + th3_i, temperatures th2_i kept above .02."""
+    """Maximise Q over allocations: scores th1_i x_i + th3_i, temperatures max(th2_i, .02)."""
     m = state.shape[0]
     weight, temperature, offset = jnp.split(parameters[:-1], [m, 2 * m])
     return entropic_allocation(
@@ -160,10 +160,10 @@ def lspi_simplex(
     iterations: int = 5,
     ridge: float = 1e-4,
 ) -> Float[Array, " features"]:
-    """LSTD-Q policy iteration over allocations, from theta = 0; traceable, one run.
+    """Run LSTD-Q policy iteration over allocations from theta = 0, for one run; traceable.
 
-    The ridge weighs every feature's parameter but the bias, on the LSTD-Q matrix normalised by the
-    number of examples; tied parameters are weighed once for each entity that shares them.
+    The ridge penalises every parameter except the bias, relative to the LSTD-Q matrix normalised by the
+    number of examples. A tied parameter is penalised once for each entity that shares it.
     """
     taken = simplex_features(examples.states, examples.allocations) @ basis
     count = taken.shape[0]

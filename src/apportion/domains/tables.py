@@ -1,4 +1,4 @@
-"""Tables from outside, checked as they are read, and results that are tables; nothing here starts JAX."""
+"""Validated reading of tables, and results that are tables. Importing this module does not import JAX."""
 
 import stat
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_day(day: str | np.datetime64) -> np.datetime64:
-    """A calendar day from its text."""
+    """Convert text to a calendar day."""
     try:
         return np.datetime64(date.fromisoformat(str(day)), "D")
     except ValueError:
@@ -25,7 +25,7 @@ def as_day(day: str | np.datetime64) -> np.datetime64:
 
 
 def require_file(path: Path | str, what: str) -> Path:
-    """Refuse what is no file that can be read again and again; `what` says which one is wanted."""
+    """Raise InputError unless `path` is a regular file; `what` names the expected file."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -38,14 +38,14 @@ def require_file(path: Path | str, what: str) -> Path:
         raise InputError(f"{path}: is a folder; give the path of {what}")
     if not stat.S_ISREG(mode):
         raise InputError(
-            f"{path}: is a pipe or a device, which cannot be read twice; save what it holds to a file, "
+            f"{path}: is a pipe or a device, which cannot be read twice; save its content to a file, "
             f"and give the path of {what}"
         )
     return path
 
 
 def require_finite(numbers: ArrayLike, what: str) -> np.ndarray:
-    """Return the numbers as an array; refuse them before a user acts on them if one is not finite."""
+    """Return the numbers as an array; raise InputError if one is not finite."""
     values = np.asarray(numbers)
     if not np.isfinite(values).all():
         raise InputError(
@@ -55,7 +55,7 @@ def require_finite(numbers: ArrayLike, what: str) -> np.ndarray:
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """A table as pandas reads it, once all of it is what it says it is: pandas looks at no text in it."""
+    """Read a Parquet file after validating its text columns, which pandas does not check."""
     import pyarrow.parquet
 
     pyarrow.parquet.read_table(path).validate(full=True)
@@ -63,9 +63,9 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
 
 def load_table(path: Path, what: str) -> pd.DataFrame:
-    """A Parquet file with its own types, or a CSV file as text; rows keep their number in the file.
+    """Read a Parquet file with its types, or a CSV file as text; the index is the row in the file.
 
-    Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
+    CSV values such as 000001 or NA stay text and are not parsed as numbers or missing values.
     """
     require_file(path, f"a CSV or Parquet file of {what}")
     with reading(path, "save it as a plain CSV or Parquet table"):
@@ -87,28 +87,28 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TableResult:
-    """A result that is a table of numbers: its means as text and JSON, its rows as bars."""
+    """Result that is a table of numbers."""
 
     table: pd.DataFrame
-    """A row for each unit, such as a task; a column for each quantity that is compared."""
+    """One row per unit, such as a task; one column per compared quantity."""
     label: str = ""
-    """What the numbers measure."""
+    """The measured quantity."""
 
     def summary(self) -> str:
-        """Means of the columns as text."""
+        """Return the column means as text."""
         means = (f"{name} {value:.4g}" for name, value in self.to_json().items())
         return f"{self.label or 'mean'}: {', '.join(means)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Means of the columns."""
+        """Return the column means."""
         return {str(name): float(value) for name, value in self.table.mean().items()}
 
     def to_frame(self) -> pd.DataFrame:
-        """The table."""
+        """Return the table."""
         return self.table
 
     def plot(self) -> "Figure":
-        """Draw a group of bars for each row."""
+        """Plot a group of bars for each row."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 4), layout="constrained")

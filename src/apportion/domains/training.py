@@ -1,4 +1,4 @@
-"""From a problem and settings to trained policies: the members of an ensemble in one `vmap`."""
+"""Training of a policy or an ensemble on a problem; one `vmap` over the members."""
 
 import hashlib
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def train_members(
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
 ) -> TrainingResult:
-    """Train `settings.members` policies of one kind; `network` makes an untrained one from a key."""
-    # The first member's keys are the seed's, whatever the number of members.
+    """Train `settings.members` policies; `network` returns an untrained policy for a key."""
+    # The keys of the first member do not depend on the number of members.
     first = jax.random.key(settings.seed)
     others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]
     keys = jax.vmap(jax.random.split)(jnp.stack([first, *others]))
@@ -57,12 +57,12 @@ def train_members(
 
 
 def averaged(members: Policy, count: int) -> Policy:
-    """Stacked policies as one: a single one as it is, several averaged."""
+    """Return the only policy of a stack, or the ensemble of several."""
     return take(members, 0) if count == 1 else Ensemble(members)
 
 
 def prepare_problem(problem: Problem, settings: ProblemSettings) -> PreparedJob:
-    """Prepare to train on random tasks of a problem and to compare with equal shares."""
+    """Return a job that trains on random tasks of a problem and compares with equal shares."""
     check_problem(problem, draw_random_tasks(np.arange(problem.universe), settings, settings.seed))
     content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(problem))
     digest = hashlib.sha256(content).hexdigest()[:16]
@@ -85,7 +85,7 @@ def train_problem(
     on_chunk: OnChunk | None = None,
     resume: Resume | None = None,
 ) -> Policy:
-    """Train a `Recurrent` policy by direct gradient on `tasks`, by default random ones of the problem."""
+    """Train a `Recurrent` policy with `Direct` on `tasks`, by default random tasks of the problem."""
     if tasks is None:
         tasks = draw_random_tasks(np.arange(problem.universe), settings, settings.seed)
     first = jax.eval_shape(lambda key: problem.reset(tasks[0], key=key), jax.random.key(0))
@@ -113,7 +113,7 @@ def compare_with_equal(
     seed: int,
     tasks: Task | None = None,
 ) -> TableResult:
-    """Compare a policy with equal shares: mean reward a period on each of `tasks`, or the seed's tasks."""
+    """Compare the mean reward per period with that of equal shares on `tasks`, by default random tasks."""
     if tasks is None:
         tasks = draw_random_tasks(np.arange(problem.universe), settings, seed)
     choices = {"policy": policy, "equal shares": EqualShares()}
@@ -121,10 +121,10 @@ def compare_with_equal(
         name: np.asarray(evaluate(problem, choice, tasks, key=seed).mean_reward[:, 0])
         for name, choice in choices.items()
     }
-    return TableResult(pd.DataFrame(found), "mean reward a period")
+    return TableResult(pd.DataFrame(found), "mean reward per period")
 
 
 def draw_random_tasks(entities: np.ndarray, settings: ProblemSettings, seed: int) -> Task:
-    """Draw `settings.tasks` tasks of the entities, or as many as there are."""
+    """Sample `settings.tasks` tasks of the entities, or all tasks if there are fewer."""
     count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
     return draw_tasks(entities, settings.task_size, count, seed=seed)

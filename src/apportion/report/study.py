@@ -1,4 +1,4 @@
-"""The page of a study: a verdict on each claim, and for each figure its notes, picture and table."""
+"""Page of a study: a verdict on each claim, and the notes, picture and table of each figure."""
 
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ def study_page(folder: Path) -> str:
     figures = about.get("figures", [])
     holding = sum(_decision(verdict) == "holds" for verdict in verdicts)
     lead = (
-        f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % interval, "
-        "the number of independent experiments and the levels of the arms that are compared."
+        f"{holding} of {len(verdicts)} claims hold. Each card shows the estimate, its 95 % interval, the "
+        "number of independent experiments and the levels of the compared arms."
     )
     sections = [Section("Verdicts", [Headlines([_card(verdict) for verdict in verdicts])], lead)]
     for figure in figures:
@@ -42,7 +42,7 @@ def study_page(folder: Path) -> str:
     files = about.get("files")
     if isinstance(files, dict) and files:
         changed = len(changed_files(files))
-        facts["changed since"] = f"{changed} of {len(files)} files of the packages it ran on"
+        facts["changed since"] = f"{changed} of {len(files)} files of its packages"
     sections.append(provenance(about.get("settings", {}), facts))
     name = about.get("name", folder.name)
     title = figures[0]["title"] if len(figures) == 1 else name
@@ -50,9 +50,9 @@ def study_page(folder: Path) -> str:
 
 
 def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]) -> list[Part]:
-    """A figure's notes, its picture with the verdicts as alternative text, and its table."""
+    """Return the notes, the picture with the verdicts as alternative text, and the table of a figure."""
     parts: list[Part] = [Words(figure["notes"])] if figure.get("notes") else []
-    # Only the name: a path in the file must not lead out of the folder.
+    # Use only the file name, so that a path in study.json cannot leave the folder.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
         claims = (f"{one['claim']}: {in_words(_decision(one))}" for one in verdicts)
@@ -65,7 +65,7 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
 
 
 def _decision(verdict: dict[str, Any]) -> Outcome:
-    """The outcome after Holm's adjustment; an exact statement has none."""
+    """Return the outcome after Holm's adjustment; an exact statement is not adjusted."""
     return verdict.get("adjusted") or verdict["outcome"]
 
 

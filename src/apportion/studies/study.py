@@ -1,4 +1,4 @@
-"""What every study concludes: its table, its figure, and a verdict on each claim it checks."""
+"""Results of a study: tables, figures, and a verdict on each claim."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from apportion.runs.files import checksummed, write_atomic, write_figure, write_
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim checked against the data: whether it holds, by how much, how surely."""
+    """Verdict on one claim, with its estimate and interval."""
 
     claim: str
     holds: bool
@@ -33,33 +33,33 @@ class Verdict:
     interval: tuple[float, float]
     n: int
     paper: bool = True
-    """Whether the paper makes the claim, or we do. Each kind is one family of a figure (Holm)."""
+    """Whether the claim is the paper's or ours. In a figure each kind is one family for Holm."""
     refuted: bool | None = None
-    """Whether it is shown not to hold; where nobody says, it is when the interval lies below 0."""
+    """Whether the claim is shown not to hold; by default, whether the interval is below 0."""
     p: float | None = None
-    """The level from which on the interval decides; none for an exact statement."""
+    """Smallest significance level at which the interval decides; None for an exact statement."""
     adjusted: Outcome | None = None
-    """The outcome after Holm's adjustment for all claims of the same kind in its figure."""
+    """Outcome after Holm's adjustment for all claims of the same kind in the figure."""
     exact: bool = False
-    """Decided by a statement about every case looked at, and by no interval."""
+    """Whether the claim is decided by checking every case instead of by an interval."""
     levels: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The level of each arm that is compared, by its name, in the unit of the claim."""
+    """Level of each compared arm, in the unit of the claim."""
 
     @property
     def decision(self) -> Outcome:
-        """The outcome after Holm's adjustment; an exact statement needs none."""
+        """Outcome after Holm's adjustment; an exact statement is not adjusted."""
         return self.adjusted or self.outcome
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the claim holds, does not, or cannot be told."""
+        """Outcome before Holm's adjustment: holds, does not hold, or not established."""
         if self.refuted is None:
             return outcome(self.holds, self.interval)
         return "holds" if self.holds else "does-not-hold" if self.refuted else "not-established"
 
     @classmethod
     def of(cls, claim: str, estimate: Estimate, **options: Any) -> "Verdict":
-        """A verdict by the interval of one estimate; options as in `of_all`."""
+        """Return a verdict based on the interval of one estimate; options as in `of_all`."""
         return cls.of_all(claim, [estimate], **options)
 
     @classmethod
@@ -73,13 +73,13 @@ class Verdict:
         paper: bool = True,
         levels: Mapping[str, float] | None = None,
     ) -> "Verdict":
-        """A verdict on a claim that every one of several numbers lies within bounds; above 0 unless said.
+        """Return a verdict on the claim that all numbers are within bounds, by default above 0.
 
-        It holds where each interval does by itself, which no number of them makes easier; that one fails
-        must show after allowing for their number (Bonferroni). The one nearest to failing is shown.
+        The claim holds if every interval is within the bounds, which needs no adjustment. It does not hold
+        if a number is outside after a Bonferroni adjustment. The number closest to failing is reported.
         """
         if not estimates:
-            raise InputError(f"{claim}: there is no number to judge it by; compute at least one")
+            raise InputError(f"{claim}: there is no estimate; compute at least one")
         if above is None:
             above = 0.0 if below is None else float("-inf")
         bounds = {"above": above, "below": float("inf") if below is None else below}
@@ -98,12 +98,12 @@ class Verdict:
         return cls(claim, holds, shown.value, ends, shown.n, paper, refuted, p, levels=compared)
 
     def scaled(self, scale: Callable[[float], float]) -> "Verdict":
-        """The same, with its numbers on another scale, such as `math.exp` for a claim about logs."""
+        """Return the verdict with its numbers on another scale, such as `math.exp` for logarithms."""
         low, high = (scale(end) for end in self.interval)
         return replace(self, estimate=scale(self.estimate), interval=(low, high))
 
     def to_dict(self) -> dict[str, Any]:
-        """The contract's fields; an end that is not finite is null in JSON."""
+        """Return the fields of `verdict.json`; an interval end that is not finite is None."""
         finite = [end if abs(end) < float("inf") else None for end in self.interval]
         return {
             "claim": self.claim,
@@ -121,10 +121,10 @@ class Verdict:
 
 
 def _adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts with their outcomes after Holm's adjustment.
+    """Return the verdicts with their outcomes after Holm's adjustment.
 
-    The paper's claims of a figure are one family, and ours are another. Both are declared with the
-    claims, before any number is known; our claims make none of the paper's harder to establish.
+    The paper's claims in a figure are one family and ours another, so that ours do not affect the
+    adjustment of the paper's. The families are declared with the claims, before any number is computed.
     """
     families = {
         paper: [v.p for v in verdicts if v.paper == paper and v.p is not None]
@@ -143,26 +143,26 @@ def _adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """One figure or claim of the paper: its table, its plot, a verdict on each claim, and notes."""
+    """Figure of a study: table, plot, verdicts and notes."""
 
     name: str
-    """Where a study has one figure alone, the study's name."""
+    """Name of the figure; that of the study if it has one figure."""
     title: str
     table: pd.DataFrame
     verdicts: Iterable[Verdict]
-    """Kept as a tuple, each adjusted for all claims of its kind in this figure (Holm)."""
+    """Verdicts, converted to a tuple with Holm's adjustment for all claims of the same kind."""
     plot: Callable[[], Figure]
-    """Draws the figure."""
+    """Function that plots the figure."""
     notes: Iterable[str] = ()
-    """What a reader should take away, in plain sentences with their numbers; kept as a tuple."""
+    """Conclusions in full sentences, with their numbers; converted to a tuple."""
 
     def __post_init__(self) -> None:
-        # Here and not in each study, so that none can leave a claim out of the count.
+        # Adjusting here guarantees that no study omits a claim from its family.
         object.__setattr__(self, "verdicts", _adjusted_for_all(tuple(self.verdicts)))
         object.__setattr__(self, "notes", tuple(self.notes))
 
     def summary(self) -> str:
-        """Title, verdicts and notes as text."""
+        """Return title, verdicts and notes as text."""
         lines = [self.title, ""]
         for verdict in self.verdicts:
             low, high = verdict.interval
@@ -178,26 +178,26 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class Study:
-    """What is concluded from the same cells: one figure, or several."""
+    """Result of a study: one or more figures computed from the same cells."""
 
     name: str
     figures: tuple[FigureResult, ...]
     settings: dict[str, Any] = field(default_factory=dict)
-    """Everything needed to run it again."""
+    """Settings that reproduce the study."""
 
     def figure(self, name: str = "") -> FigureResult:
-        """The figure of this name; without a name, the only one."""
+        """Return a figure by name; without a name, the only figure."""
         [found] = [one for one in self.figures if name in ("", one.name)]
         return found
 
     def summary(self) -> str:
-        """Every figure's title, verdicts and notes as text."""
+        """Return titles, verdicts and notes of all figures as text."""
         return "\n\n".join(figure.summary() for figure in self.figures)
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """The verdicts of all figures as `verdict.json` has them.
+        """Return the verdicts of all figures, in the format of `verdict.json`.
 
-        Where there are several figures, each verdict says under `figure` which one it is of.
+        If there are several figures, the field `figure` names the figure of each verdict.
         """
         return [
             verdict.to_dict() | ({"figure": figure.name} if len(self.figures) > 1 else {})
@@ -206,16 +206,16 @@ class Study:
         ]
 
     def save(self, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-        """Write each figure's table and picture, `study.json` and, last, `verdict.json`.
+        """Write tables, pictures, `study.json` and, last, `verdict.json`.
 
-        They are `table.csv` and `figure.png`, or where there are several figures NAME.csv and NAME.png.
+        The files are `table.csv` and `figure.png`, or NAME.csv and NAME.png if there are several figures.
 
         Parameters
         ----------
-        folder
-            Made where it is not there; earlier files are replaced.
-        facts
-            What `study.json` says beside the figures and settings: how it was computed.
+        folder : Path
+            Output folder, created if necessary; existing files are replaced.
+        facts : mapping, optional
+            Further entries of `study.json` on how the study was computed.
         """
         folder = Path(folder)
         several = len(self.figures) > 1
@@ -242,7 +242,7 @@ class Study:
 
 
 def select(rows: Any, **values: Any) -> Any:
-    """The rows of a table that have these values.
+    """Return the rows of a table with these values.
 
     >>> select(pd.DataFrame({"arm": ["a", "b", "a"], "regret": [3, 4, 5]}), arm="a").regret.tolist()
     [3, 5]
@@ -253,5 +253,5 @@ def select(rows: Any, **values: Any) -> Any:
 
 
 def plain(content: Any) -> Any:
-    """As JSON reads it: settings may hold paths and tuples."""
+    """Convert to JSON values; settings may contain paths and tuples."""
     return json.loads(json.dumps(content, default=str))

@@ -1,8 +1,8 @@
-"""Least-squares policy iteration (LSPI) on finite MDPs, in the forms that the theory uses.
+"""Least-squares policy iteration (LSPI) on finite MDPs.
 
-These are pathwise LSTD of V with a greedy step in the model, as in Theorem 1; the same from counted
-transitions; and LSTD of Q with ridge from counts. All run in float64 over any number of independent runs
-at once, without changing the caller's JAX settings.
+Three forms: pathwise LSTD of V with a greedy step in the model, as in Theorem 1; the same from counts of
+transitions; and LSTD of Q with ridge from counts. All are batched over independent runs and compute in
+float64 without changing the caller's JAX settings.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from apportion.theory.mdp import MDP, Policy
 
 
 def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jit a function, run it in float64 and return NumPy arrays, without changing the JAX settings.
+    """Jit a function to run in float64 and return NumPy arrays, without changing the JAX settings.
 
     >>> import jax.numpy as jnp
     >>> in_float64(lambda x: x / 3)(1.0).dtype, jnp.ones(1).dtype
@@ -48,7 +48,7 @@ def pathwise_lstd(
 
 
 class PathResult(eqx.Module):
-    """Result of LSPI on V: the policies pi_0 .. pi_K and the clipped values of the first K."""
+    """Result of LSPI on V: policies pi_0 .. pi_K, and the clipped values of the first K."""
 
     policies: Int[np.ndarray, "*runs iterations_and_one states"]
     values: Float[np.ndarray, "*runs iterations states"]
@@ -130,8 +130,8 @@ def lspi_finite(
 ) -> FiniteResult:
     """Run LSTD-Q policy iteration from counts of visits and transitions and from summed rewards.
 
-    On a finite MDP these are sufficient statistics for any features, and those of a pool are the sums
-    over its tasks.
+    On a finite MDP these are sufficient statistics for any features. The statistics of pooled tasks are
+    sums over the tasks.
 
     Parameters
     ----------
@@ -192,14 +192,14 @@ def _finite(visits, moves, rewards, features, gamma, ridge, iterations: int):
 
 @dataclass(frozen=True)
 class Moves:
-    """How often each state led to each, and the rewards gathered in it, for one policy of each family."""
+    """Counts of transitions between states, and summed rewards by state, for one policy per family."""
 
     counts: Float[np.ndarray, "runs states states"]
     rewards: Float[np.ndarray, "runs states"]
 
 
 Sampling = Callable[[MDP, Policy, int, np.random.Generator], Moves]
-"""Moves of families (runs, tasks) under a policy each, N samples a task."""
+"""Function that samples N moves per task of families (runs, tasks) under one policy per family."""
 
 
 def lspi_from_moves(
@@ -211,11 +211,11 @@ def lspi_from_moves(
     iterations: int,
     rng: np.random.Generator,
 ) -> PathResult:
-    """Learn on the average MDP of each family: greedy step in the model, LSTD of V on sampled moves.
+    """Run LSPI on the average MDP of each family: greedy step in the model, LSTD of V on sampled moves.
 
-    Theorem 1 samples one path of the average MDP, the task drawn again at every step. Beside it:
-    independent draws of a state, one path of each task by itself, and the limit without any noise. LSTD
-    needs of a sample only how often x led to y, and the rewards gathered in x.
+    Theorem 1 samples one path of the average MDP, with the task sampled at every step (`one_path`). The
+    alternatives are `independent_draws` of states, `separate_paths` of the tasks, and the noise-free
+    `limit`. LSTD needs only the counts of transitions and the summed rewards by state.
 
     >>> from apportion.theory.mdp import random_family
     >>> family = random_family(states=3, actions=2, tasks=4, spread=0.0, gamma=0.5, runs=2)
@@ -240,7 +240,7 @@ def lspi_from_moves(
 
 
 def one_path(family: MDP, policy: Policy, samples: int, rng: np.random.Generator) -> Moves:
-    """One path of the average MDP, as long as all tasks' samples together: Theorem 1's."""
+    """Sample one path of the average MDP with the samples of all tasks, as in Theorem 1."""
     average = family.average()
     chain, reward = average.under(policy)
     counts = _walk(chain, average.stationary(policy), samples * family.kernel.shape[1], rng)
@@ -248,14 +248,14 @@ def one_path(family: MDP, policy: Policy, samples: int, rng: np.random.Generator
 
 
 def separate_paths(family: MDP, policy: Policy, samples: int, rng: np.random.Generator) -> Moves:
-    """A path of each task by itself, pooled: what is at hand where every task has its own record."""
+    """Sample one path of each task and pool them, as for tasks with separate records."""
     chain, reward = family.under(policy[:, None])
     counts = _walk(chain, family.stationary(policy[:, None]), samples, rng)
     return Moves(counts.sum(1), (counts.sum(-1) * reward).sum(1))
 
 
 def independent_draws(family: MDP, policy: Policy, samples: int, rng: np.random.Generator) -> Moves:
-    """States drawn uniformly, each with one move of the average MDP."""
+    """Sample states uniformly, and one move of the average MDP from each."""
     average, states = family.average(), family.states
     chain, reward = average.under(policy)
     total = samples * family.kernel.shape[1]
@@ -265,7 +265,7 @@ def independent_draws(family: MDP, policy: Policy, samples: int, rng: np.random.
 
 
 def limit(family: MDP, policy: Policy, samples: int, rng: np.random.Generator) -> Moves:
-    """What the one path converges to: stationary shares in place of counts."""
+    """Return the limit of `one_path`: stationary probabilities instead of counts."""
     average = family.average()
     chain, reward = average.under(policy)
     share = average.stationary(policy)
@@ -278,9 +278,9 @@ def _walk(
     length: int,
     rng: np.random.Generator,
 ) -> Float[np.ndarray, "*batch states states"]:
-    """Moves counted along one path of each chain."""
+    """Count the moves along one path of each chain."""
     states = chain.shape[-1]
-    # The last cumulative sum may round below 1, and is left out so that the state stays in range.
+    # The last cumulative sum can round below 1; omitting it keeps the state in range.
     ahead = chain.cumsum(-1).reshape(-1, states, states)[..., :-1]
     first = start.cumsum(-1).reshape(-1, states)[:, :-1]
     each = np.arange(len(ahead))

@@ -119,7 +119,7 @@ def test_holdings_are_read_in_the_order_of_the_tickers(tmp_path):
         read_holdings(table, ("A", "cash"))
     table.write_text("ticker,quantity\nC,3\n")
     np.testing.assert_array_equal(read_holdings(table, names)[0], [0, 0, 0, 3])
-    with pytest.raises(InputError, match='has no row "cash", and the policy may hold cash'):
+    with pytest.raises(InputError, match='has no row "cash", but the policy can hold cash'):
         read_holdings(table, names, cash=True)
     table.write_text(f"ticker,quantity\nC,{2**64}\n")
     with pytest.raises(InputError, match="of C is .*; write a number from 0 to"):
@@ -157,5 +157,5 @@ def test_trades_lead_from_the_holdings_to_the_shares(tmp_path):
     with pytest.raises(InputError, match="less than a cent"):
         allocate_next(trained, PRICES, file)
     for wrong in ({"window": 0}, {"cost": 0.7}, {"rules": {"rebalance": "weekly"}}):
-        with pytest.raises(InputError, match="facts are wrong"):
+        with pytest.raises(InputError, match="saved with the policy is invalid"):
             TrainedPolicy.of(EqualShares(), about | wrong)

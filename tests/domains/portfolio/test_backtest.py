@@ -163,7 +163,7 @@ def test_what_cannot_be_compared_is_refused(weekdays, equal, tmp_path):
     with pytest.raises(InputError, match="a certificate needs later days"):
         weekly_gains(replace(equal, last=str(weekdays.dates[-1])), weekdays, "lazy-crp")
     save_policy(EqualShares(), tmp_path, about(weekdays, window=9))
-    with pytest.raises(InputError, match="reads other things"):
+    with pytest.raises(InputError, match="another window or other price series"):
         weekly_gains(equal, weekdays, str(tmp_path))
     with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
         backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)

@@ -136,13 +136,13 @@ def test_a_run_is_backtested_beside_baselines(whole, place):
     asked = PortfolioBacktestOptions(
         start="2002-12-01", end="2002-12-20", cost=0.0, tickers=some, baselines=()
     )
-    with pytest.warns(UserWarning, match="says nothing about days to come"):
+    with pytest.warns(UserWarning, match="do not predict later ones"):
         few = DOMAIN.backtest(run, asked, Quiet())
     assert few.tickers == some
     assert 0 < few.in_sample < len(few.dates)
     assert list(few.net) == ["policy", "lazy-crp", "equal-crp"]
     np.testing.assert_allclose(few.net["policy"], few.gross["policy"], atol=1e-12)
-    with pytest.raises(InputError, match="'olmr' is none of equal-crp.*olmar"):
+    with pytest.raises(InputError, match="'olmr' is not one of equal-crp.*olmar"):
         DOMAIN.backtest(run, PortfolioBacktestOptions(baselines=("olmr",)), Quiet())
     gains = DOMAIN.gains(run, "lazy-crp", PortfolioCertifyOptions())
     assert len(gains.values) == 4
@@ -159,7 +159,7 @@ def test_a_run_shows_its_choice_and_keeps_it_to_its_settings(whole, place):
         "Value against baselines",
     ]
     text = page("A run", sections)
-    for words in ("All 32 variants", "best-crp (hindsight)", "Ahead of Equal CRP", "no rival"):
+    for words in ("All 32 variants", "best-crp (hindsight)", "Ahead of Equal CRP", "test period"):
         assert words in text
     assert DOMAIN.sections(place) == []
     # A choice belongs to the settings it was made with.
@@ -253,7 +253,7 @@ def test_years_are_validated_on_where_they_are_long_enough(settings):
     assert validation_years(PRICES.until("2002-03-01"), TINY, 3) == [2001]
     assert validation_years(PRICES.until("2001-03-01"), TINY, 3) == []
     assert PRICES.row("2001-01-01") > days
-    with pytest.raises(InputError, match="hold no calendar year of 126 days or more"):
+    with pytest.raises(InputError, match="have no calendar year of 126 days or more"):
         select_variant(PRICES.until("2001-03-01"), TINY)
     # Without such a year settings are taken as given.
     short = replace(settings, until="2001-03-01")

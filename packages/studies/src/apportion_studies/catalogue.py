@@ -1,4 +1,4 @@
-"""The studies of this package as the entry points register them; importing this starts no JAX."""
+"""The studies of this package, as registered by the entry points; importing this module imports no JAX."""
 
 from apportion.studies.registry import StudyEntry
 
@@ -83,7 +83,7 @@ RECIPE = StudyEntry(
 )
 PRIORITISATION = StudyEntry(
     "apportion_studies.portfolio.prioritisation:prioritisation",
-    "where drawing tasks by priority pays, whom it serves where tasks conflict, and acting",
-    figures=("prioritisation", "conflict", "acting"),
+    "where drawing tasks by priority pays, and whom it serves if tasks conflict",
+    figures=("prioritisation", "conflict"),
     cost=4,
 )

@@ -129,7 +129,7 @@ def test_federations_in_general_have_kinds_for_a_sample():
     assert rows["mean without the paper's split"] == pytest.approx((0.1 + 0.2 + 0.01) / 3)
 
 
-def test_the_notes_say_where_it_is_beaten():
+def test_the_notes_list_the_rivals_that_beat_it():
     notes = "\n".join(study_of(equal=0.58, flipped_3=0.75).notes)
     assert "Beaten by a rival in the mean of kinds, in points: here, by gradient shares" in notes
     assert "Beaten by FedAvg on a kind, in points: here, by FedAvg on equal: -2.0" in notes

@@ -132,7 +132,7 @@ def study_of(gain, rich=0.098, unlike=0.0):
 
 
 @pytest.mark.parametrize(("gain", "holds"), [(0.05, True), (-0.05, False)])
-def test_a_method_beats_fedavg_only_where_it_does(gain, holds):
+def test_a_method_beats_fedavg_only_if_its_gain_is_positive(gain, holds):
     figure = study_of(gain)
     table = figure.table.set_index(["method", "clients"])
     rows = table.xs("unseen", level="clients")
@@ -143,10 +143,7 @@ def test_a_method_beats_fedavg_only_where_it_does(gain, holds):
     assert rows["first round above .90"].isna()["FedAvg"]
     assert int(rows.loc["fixed share 0.45", "first round above .90"]) == 11
     np.testing.assert_allclose(rows.final["MTL, 48 updates"] - rows.final["MTL"], 0.02)
-    drawn = figure.plot().axes
-    assert len(drawn) == 4
-    by_updates = {line.get_label(): line for line in drawn[1].lines}
-    assert by_updates["MTL"].get_xdata().tolist() == [24, 48]
+    assert len(figure.plot().axes) == 3
     verdicts = {v.claim: v for v in figure.verdicts}
     where = "(unseen clients, all 10,000 images)"
     found = verdicts[f"MTL beats FedAvg in final test accuracy {where}"]
@@ -161,14 +158,14 @@ def test_a_method_beats_fedavg_only_where_it_does(gain, holds):
 
 
 @pytest.mark.parametrize(("less", "outcome"), [(0.0, "holds"), (0.02, "does-not-hold")])
-def test_what_is_far_from_the_informed_share_is_said_to_be(less, outcome):
+def test_only_a_policy_near_the_informed_share_passes(less, outcome):
     claim = "MTL, rich state, comes within .005 of the share that knows the minority"
     verdicts = study_of(0.05, rich=0.098 - less).verdicts
     assert {v.claim: v.outcome for v in verdicts}[claim] == outcome
 
 
 @pytest.mark.parametrize(("more", "outcome"), [(0.03, "holds"), (-0.03, "does-not-hold")])
-def test_variety_is_said_to_help_only_where_many_tasks_add_more(more, outcome):
+def test_variety_helps_only_if_many_tasks_add_more(more, outcome):
     verdicts = {v.claim: v for v in study_of(0.05, unlike=more).verdicts}
     [claim] = [claim for claim in verdicts if claim.startswith("many tasks add more")]
     assert verdicts[claim].outcome == outcome

@@ -45,7 +45,7 @@ def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, given,
 
 @pytest.mark.parametrize("bends", [False, True])
 def test_what_time_explains_is_no_correlation_at_equal_time_and_the_rest_is(bends):
-    """A straight line would leave .6 of what two things that bend alike in time share."""
+    """Removing a straight line only would leave .6 of the correlation of two similar curves in time."""
     rng = np.random.default_rng(2)
     time = np.arange(400.0)
     common = np.minimum(time, 100) + 50 * np.sin(time / 60) if bends else time

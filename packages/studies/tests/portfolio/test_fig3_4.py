@@ -261,16 +261,13 @@ def test_each_claim_names_its_protocol_and_its_years(gains):
 
 
 def test_sharpe_ratios_below_equal_crps_are_reported_for_every_case(gains):
-    *figures, protocols = fig3_4._conclude(grid_of(gains), {})
+    *figures, _ = fig3_4._conclude(grid_of(gains), {})
     found = [one for figure in figures for one in figure.verdicts if "Sharpe" in one.claim]
     assert len(found) == 8
     for verdict in found:
         assert verdict.estimate == pytest.approx(-0.3)
         assert verdict.outcome == "does-not-hold"
         assert list(verdict.levels.values()) == pytest.approx([0.9, 1.2])
-    [said] = [note for note in protocols.notes if note.startswith("Sharpe")]
-    assert "below 0 in 8 of 8 cases" in said
-    assert said.count("0 of 3 years positive") == 8
 
 
 def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
@@ -304,16 +301,8 @@ def test_every_arm_is_stopped_where_it_was_best_in_the_year_before(gains):
     assert set(read.tasks) == {2, 5}
 
 
-def test_a_gap_knows_the_noise_of_training_seeds(gains):
-    """Two seeds 1 point apart have a variance of 0.5; the mean of two of 0.25, and of two arms of 0.5."""
-    rows = fig3_4._Arms.of(grid_of(gains)).protocols(grid_of(gains))[fig3_4._EPOCHS]
-    assert fig3_4._gap(rows, ("mtl", 5)).noise == pytest.approx(0.25)
-    assert fig3_4._gap(rows, ("pmtl", 5), ("mtl", 5)).noise == pytest.approx(0.5)
-    assert fig3_4._gap(rows, ("stl", 5)).noise == 0.0
-
-
 def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
-    """Of 5 tasks, P-MTL is ahead of MTL by 0 to 4 where they gain less and less over STL."""
+    """Of 5 tasks with falling gains over STL, P-MTL is ahead of MTL by 0 to 4."""
     table = grid_of(gains)
     ends = (table.step == 100) & (table.task >= 0)
     for method, slope in (("mtl", -3.0), ("pmtl", -2.0)):
@@ -330,7 +319,7 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
     assert gains_more.holds
 
 
-def test_priorities_that_help_few_tasks_much_are_not_said_to_help_little():
+def test_the_claim_of_little_help_fails_if_few_tasks_gain_much():
     """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
     gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
     gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3}

@@ -79,7 +79,7 @@ def concluded(rows):
     return figure
 
 
-def test_figure_5_says_that_straying_pays_only_where_it_does(year):
+def test_deviating_pays_only_if_the_deviating_days_gain(year):
     """The multi-task policy's gains follow its deviation; the single-task one's do not."""
     days = year.groupby(["method", "policy"]).deviation
     further = year.deviation - days.transform("mean")
@@ -99,7 +99,7 @@ def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
         days = year[year.method == method].deviation
         assert values.mean() == pytest.approx(days.mean())
     figure = concluded(year)
-    # Drawn is the task where the multi-task policy gains most.
+    # The task with the largest gain of the multi-task policy is drawn.
     assert set(figure.table[figure.table.drawn].policy) == {1}
     verdicts = figure.verdicts
     assert {verdict.n for verdict in verdicts} == {3}

@@ -62,7 +62,7 @@ def run(plan, given):
 
 
 def test_an_arm_has_the_departures_that_it_names_and_no_other(run):
-    """Each is looked for in every arm: it is where it is named, and nowhere else."""
+    """Each departure is present in the arms that name it and absent in all others."""
     for name, variant in _variants(run(_OURS)["settings"]).items():
         if variant.setting:
             continue
@@ -183,7 +183,7 @@ def test_departures_are_held_against_ours_with_their_levels(plan):
     behind = found[f"{_LITERAL}: gains less than ours on own tasks in 2002 (points a year)"]
     assert behind.estimate == pytest.approx(2.0)
     assert behind.levels == {_OURS: 2.5, _LITERAL: 0.5}
-    # What ours gains over STL is judged by Figure 4, of which it is a replicate.
+    # Figure 4, which this replicates, judges our gain over STL.
     assert not [claim for claim in found if claim.startswith("ours: P-MTL beats")]
     assert len(departures.plot().axes) == 3
     changed = omitted.table.set_index("changed")

@@ -64,7 +64,7 @@ def test_methods_begin_alike_and_differ_by_what_they_learn_from(plan, monkeypatc
     assert bool(eqx.tree_equal(begun, alike))
 
 
-def test_a_plain_network_starts_equal_and_knows_who_stands_where():
+def test_a_plain_network_starts_equal_and_depends_on_the_order():
     key = jax.random.key(0)
     policy = Plain(4, 2, 5, key=key)
     history = jax.random.normal(key, (4, 6, 2))

@@ -1,4 +1,4 @@
-"""Priorities where few tasks are informative and where tasks conflict, and acting: how rows are read."""
+"""Priorities if few tasks are informative, and if tasks conflict."""
 
 from itertools import product
 
@@ -8,13 +8,7 @@ import pytest
 
 from apportion.certify.statistics import mean_over
 from apportion_studies.portfolio import prioritisation
-from apportion_studies.portfolio.prioritisation import (
-    _ACTED,
-    _COSTS,
-    _RULES,
-    _TRIED,
-    _UNIFORM,
-)
+from apportion_studies.portfolio.prioritisation import _RULES, _UNIFORM
 from learning import optimised
 
 UNCORRECTED = _RULES[2]
@@ -52,7 +46,7 @@ def camps_of(most, others):
     rows = [
         (rule.name, camp, seed, (usual if rule == _UNIFORM else own) + 0.01 * rng.normal())
         for rule, (camp, own, usual), seed in product(
-            _TRIED, (("most", most, 0.5), ("others", others, 0.1)), range(8)
+            _RULES, (("most", most, 0.5), ("others", others, 0.1)), range(8)
         )
     ]
     return pd.DataFrame(rows, columns=["rule", "camp", "seed", "growth"])
@@ -67,32 +61,7 @@ def test_a_rule_is_judged_by_the_camp_that_it_serves_worse(most, others, outcome
         camps_of(most, others).sample(frac=1, random_state=1)
     )
     served = [v for v in figure.verdicts if "fares worse" in v.claim]
-    assert len(served) == len(_TRIED) - 1
+    assert len(served) == len(_RULES) - 1
     assert {v.outcome for v in served} == {outcome}
     assert served[0].estimate == pytest.approx(min(most, others) - 0.1, abs=0.02)
     assert len(figure.plot().axes) == 3
-
-
-@pytest.mark.parametrize(
-    ("gain", "adds", "little"),
-    [(10.0, "holds", "does-not-hold"), (-10.0, "does-not-hold", "holds")],
-)
-def test_markets_are_paired_and_what_acting_adds_is_said(gain, adds, little):
-    """Ten markets that differ much; acting eight periods adds `gain` in each, with little noise."""
-    rng = np.random.default_rng(0)
-    level = rng.normal(size=10)
-    rows = [
-        (acted, cost, seed, level[seed] + gain * (acted == 8) + 1e-2 * rng.normal())
-        for acted, cost, seed in product(_ACTED, _COSTS, range(10))
-    ]
-    table = pd.DataFrame(rows, columns=["acted", "cost", "seed", "growth"])
-    figure = prioritisation._conclude_acting(table.sample(frac=1, random_state=1))
-    eight = [v for v in figure.verdicts if v.claim.startswith("acting 8")]
-    assert [v.outcome for v in eight] == [adds, little] * 2
-    acted, none = eight[0].levels.values()
-    assert acted - none == pytest.approx(eight[0].estimate)
-    assert eight[0].estimate == pytest.approx(gain, abs=0.1)
-    assert eight[0].n == 10
-    one = [v for v in figure.verdicts if v.claim.startswith("acting 1") and "adds" in v.claim]
-    assert {v.outcome for v in one} == {"not-established"}
-    assert len(figure.plot().axes) == 2

@@ -33,7 +33,7 @@ def made_up(shared, plain):
 @pytest.mark.parametrize(
     ("shared", "plain", "outcome"), [(0.1, 0.2, "holds"), (0.2, 0.1, "does-not-hold")]
 )
-def test_whoever_regrets_less_is_said_to(shared, plain, outcome):
+def test_a_saving_holds_only_if_the_shared_network_regrets_less(shared, plain, outcome):
     [figure] = equivariance._conclude(made_up(shared, plain), {})
     savings = [verdict for verdict in figure.verdicts if "saving" in verdict.claim]
     assert len(savings) == 4

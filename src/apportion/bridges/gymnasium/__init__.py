@@ -1,8 +1,8 @@
-"""Any problem as a Gymnasium environment, and any simulator of yours as a problem.
+"""Problems as Gymnasium environments, and Gymnasium environments as problems.
 
-Importing this module registers the domains that have a problem of embedded data by their names:
-`apportion/Budget-v0` and `apportion/Charging-v0`. Without an import of yours,
-`gymnasium.make("apportion.bridges.gymnasium:apportion/Budget-v0")` makes one.
+Importing this module registers the domains with embedded data, such as `apportion/Budget-v0` and
+`apportion/Charging-v0`. `gymnasium.make("apportion.bridges.gymnasium:apportion/Budget-v0")` imports the
+module and makes the environment.
 """
 
 from apportion.errors import optional_import

@@ -1,7 +1,7 @@
-"""Any problem and its tasks as a `gymnasium.Env`.
+"""A problem and its tasks as a `gymnasium.Env`.
 
-Gymnasium has no space for the simplex, so an action is a score for each entity in [-1, 1], and the
-environment apportions: five times the scores through softmax and the period's bounds (`Head`).
+Gymnasium has no space for the simplex, so an action is a score in [-1, 1] for each entity. The shares are
+the softmax of five times the scores, within the bounds of the period (`Head`).
 """
 
 from functools import cache
@@ -22,11 +22,11 @@ from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, draw_tasks
 
 _SCORE_SCALE = 5.0
-"""Factor on scores: an entity can get e^10 times as much as another."""
+"""Factor on scores; the share of an entity can be e^10 times that of another."""
 
 
 class _Episode(eqx.Module):
-    """An episode: its task, its state, the key of its next steps."""
+    """Task, state and random key of an episode."""
 
     task: Int[Array, ""]
     state: State
@@ -35,7 +35,7 @@ class _Episode(eqx.Module):
 
 @eqx.filter_jit
 def _begin(problem: Problem, tasks: Task, key: PRNGKeyArray) -> tuple[_Episode, dict[str, Array]]:
-    """Reset a task that is drawn."""
+    """Sample a task and reset it."""
     task_key, reset_key, key = jax.random.split(key, 3)
     place = jax.random.randint(task_key, (), 0, len(tasks))
     state = problem.reset(tasks[place], key=reset_key)
@@ -57,7 +57,7 @@ def _step(
 
 
 def _show(problem: Problem, task: Task, state: State) -> dict[str, Array]:
-    """Everything that a `Policy` observes."""
+    """Return everything that a `Policy` observes."""
     seen = problem.observe(task, state)
     limits = 1.0 if seen.limits is None else jnp.clip(seen.limits, 0.0, 1.0)
     shown = {
@@ -70,19 +70,29 @@ def _show(problem: Problem, task: Task, state: State) -> dict[str, Array]:
 
 
 class ProblemEnv(gymnasium.Env):
-    """A problem's task, or several of one width, as an environment.
+    """Gymnasium environment for one or more tasks of a problem.
 
-    An observation is a dictionary: `history`, what each entity shows, (entities, window, channels) in one
-    row, which is all that some libraries take; `held`, the share it holds; `limits`, the most it can take
-    now (1 where nothing limits it); `mask`, which entities are real. An action is a score for each entity,
-    from -1 to 1; shares are the softmax of five times the scores, within the period's bounds. `info` has
-    `mask`, `task` and, after a step, the `allocation`.
+    An action is a score from -1 to 1 for each entity. The shares are the softmax of five times the scores,
+    within the bounds of the period. `info` contains `mask`, `task` and, after a step, `allocation`. An
+    observation is a dictionary with these entries:
+
+    - `history`: features of shape (entities, window, channels), flattened because some libraries support
+      only flat arrays;
+    - `held`: shares held by each entity;
+    - `limits`: largest share that each entity can take in this period, 1 if it has no limit;
+    - `mask`: 1 for each entity of the task, 0 for padding.
 
     Parameters
     ----------
-    problem, tasks
-        What to step. Of several tasks one is drawn at every reset; give one alone, `tasks[t]`, to stay
-        with it.
+    problem : Problem
+        The problem to step.
+    tasks : Task
+        One task, or a stack of tasks of the same width. `reset` samples one task of a stack.
+
+    Raises
+    ------
+    InputError
+        If the problem and the tasks do not fit together.
 
     Examples
     --------
@@ -118,7 +128,20 @@ class ProblemEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Begin an episode; the same seed begins the same sequence of episodes."""
+        """Start an episode of a sampled task.
+
+        Parameters
+        ----------
+        seed : int, optional
+            Seed of the sequence of episodes. Without it, the sequence continues.
+        options : dict, optional
+            Not used.
+
+        Returns
+        -------
+        observation, info : dict, dict
+            As described for the class.
+        """
         super().reset(seed=seed)
         key = jax.random.key(int(self.np_random.integers(2**31)))
         self._episode, shown = _begin(*self._family, key)
@@ -127,7 +150,23 @@ class ProblemEnv(gymnasium.Env):
     def step(
         self, action: np.ndarray
     ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Apportion by an action's scores."""
+        """Convert scores to an allocation and step the problem.
+
+        Parameters
+        ----------
+        action : array of shape (entities,)
+            Scores from -1 to 1.
+
+        Returns
+        -------
+        observation, reward, terminated, truncated, info
+            As in `gymnasium.Env.step`.
+
+        Raises
+        ------
+        InputError
+            If `reset` was not called, or the action has the wrong shape or is not finite.
+        """
         if self._episode is None:
             raise InputError("step before reset: call reset first")
         scores = np.asarray(action, np.float32)
@@ -145,7 +184,7 @@ class ProblemEnv(gymnasium.Env):
         return observation, float(step.reward), *ends, info
 
     def _to_numpy(self, shown: dict[str, Array]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The observation and its info."""
+        """Convert an observation to NumPy, and return it with its info."""
         assert self._episode is not None
         observation = {name: np.asarray(values) for name, values in shown.items()}
         return observation, {"mask": observation["mask"] == 1, "task": int(self._episode.task)}
@@ -159,13 +198,13 @@ def _problem_of(domain: str) -> Problem:
 
 
 def _make(domain: str, *, entities: int = 5, tasks: int = 64, seed: int = 0) -> ProblemEnv:
-    """An environment over random subsets of entities."""
+    """Return an environment over random subsets of entities."""
     problem = _problem_of(domain)
     return ProblemEnv(problem, draw_tasks(problem.universe, entities, tasks, seed=seed))
 
 
 def register_domains() -> None:
-    """Register the domains that have a problem of embedded data for `gymnasium.make`."""
+    """Register the domains that have a problem on embedded data for `gymnasium.make`."""
     for name in domain_names():
         known = f"apportion/{name.capitalize()}-v0" in gymnasium.registry
         if not known and type(find_domain(name)).problem is not Domain.problem:

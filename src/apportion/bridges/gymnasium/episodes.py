@@ -1,9 +1,8 @@
-"""Live environments, each identified by the entities, seed and allocations that led to its state.
+"""Pool of live environments, indexed by the entities, seed and allocations that led to their state.
 
-A step is thereby a pure function of these three, whatever an environment keeps inside. A live
-environment that is already at the state before the step takes it; otherwise one is reset with the seed
-and the earlier allocations are replayed. A step can therefore be requested twice, out of order, under
-`vmap`, or by a run that was resumed elsewhere.
+A step is a pure function of these three. It reuses a live environment that is already at this state;
+otherwise it resets an environment with the seed and replays the allocations. A step can therefore be
+requested twice, out of order, under `vmap`, or after resuming a run in another process.
 """
 
 import threading
@@ -15,11 +14,11 @@ import numpy as np
 Entities = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
 _MAX_ENVIRONMENTS = 512
-"""Environments kept inside an episode, and as many between episodes."""
+"""Largest number of environments kept inside an episode, and between episodes."""
 
 
 class Shape(NamedTuple):
-    """The observation of an entity, and whether the environment has limits."""
+    """Shape of an entity's observation, and whether the environment has limits."""
 
     window: int
     channels: int
@@ -27,7 +26,7 @@ class Shape(NamedTuple):
 
 
 class Episodes:
-    """Environments inside an episode and between episodes, and batches of resets and steps."""
+    """Environments inside and between episodes, with batched resets and steps."""
 
     def __init__(self, make_env: Any, shape: Shape):
         self.make_env, self.shape = make_env, shape
@@ -40,7 +39,7 @@ class Episodes:
         """Return the first observations of a batch, packed as in `simulator._pack`."""
         members, mask, (seeds, *_) = _unpack(packed)
         answers = self._empty(mask)
-        # A compiled program may call twice at the same time.
+        # A compiled program may call this method concurrently.
         with self._lock:
             for row, seed in enumerate(seeds.tolist()):
                 entities = tuple(members[row][mask[row]].tolist())
@@ -52,7 +51,7 @@ class Episodes:
     def step(self, packed: np.ndarray, shares: np.ndarray) -> Arrays:
         """Return observations, rewards, and whether episodes terminated or were truncated.
 
-        `shares` are the allocations of the episode so far, padded to the horizon, then the next one.
+        `shares` contains the previous allocations of the episode, padded to the horizon, and the next one.
         """
         members, mask, (seeds, periods, ended, last) = _unpack(packed)
         shares = np.asarray(shares, np.float32).reshape((len(members), *shares.shape[-2:]))
@@ -86,7 +85,7 @@ class Episodes:
         self.idle.clear()
 
     def _at(self, entities: Entities, seed: int, past: np.ndarray) -> Any:
-        """An environment after these allocations: a live one, or one that replays them."""
+        """Return a live environment at this state, or replay the allocations in another one."""
         env = self.live.pop((entities, seed, past.tobytes()), None)
         if env is None:
             env = self._take(entities)
@@ -124,7 +123,7 @@ class Episodes:
 
 
 def _unpack(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Members, mask, and the numbers (seed, period, ended, last) of each row of a batch."""
+    """Return members, mask and the numbers (seed, period, ended, last) of each row of a batch."""
     rows = np.asarray(packed).reshape(-1, packed.shape[-1])
     width = (rows.shape[-1] - 4) // 2
     return rows[:, :width], rows[:, width : 2 * width].astype(bool), rows[:, 2 * width :].T

@@ -1,8 +1,8 @@
-"""A simulator of yours, a `gymnasium.Env`, as a problem: stepped on the host.
+"""A `gymnasium.Env` as a problem, stepped on the host.
 
 The state of an episode is its seed, the allocations so far and the last observation, so `step` is a pure
 function (see `episodes.py`), and memory, checkpoints and counterfactual scorers work as with any other
-problem. There is no gradient through a simulator: train with PPO.
+problem. A simulator has no gradient; train with PPO.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +23,13 @@ from apportion.simplex import Allocation, equal_shares
 from apportion.tasks import Task
 
 _PROBED_PERIODS = 20
-"""Periods of the trial episode before any work."""
+"""Periods of the trial episode in `from_gymnasium`."""
 _MakeEnv = Callable[[list[int]], gymnasium.Env]
-"""From entities, as indices into the universe, to an environment over these."""
+"""Function from entities, as indices into the universe, to an environment."""
 
 
 def _pack(task: Task, seed: Array, n: Array, ended: Array, last: Array) -> Int[Array, " packed"]:
-    # Each array handed to the host costs a tenth of a millisecond, whatever its size.
+    # Passing an array to the host takes about 0.1 ms regardless of its size, so pass one.
     numbers = jnp.stack([x.astype(jnp.int32) for x in (seed, n, ended, last)])
     return jnp.concatenate([task.members, task.mask.astype(jnp.int32), numbers])
 
@@ -47,7 +47,7 @@ def _refuse_gradient(method: Any, shapes: Any, primals: Any, tangents: Any):
 
 
 class _SimulatedState(eqx.Module):
-    """What leads to a state of an episode, and what is observed there."""
+    """Seed and allocations that lead to a state, and its observation."""
 
     seed: Int[Array, "*stack"]
     n: Int[Array, "*stack"]
@@ -59,10 +59,22 @@ class _SimulatedState(eqx.Module):
 
 
 class Simulated(Problem):
-    """Environments of Gymnasium as a family of tasks; `from_gymnasium` makes one.
+    """Problem whose tasks are Gymnasium environments; use `from_gymnasium` to build it.
 
-    Training with PPO takes several times as long as on the same problem in JAX, simulating about a
-    hundred times. A scorer that needs the reward of equal shares replays the episode in every period.
+    Compared with the same problem in JAX, training with PPO takes several times as long and simulation
+    about a hundred times. A scorer that needs the reward of equal shares replays the episode in every
+    period.
+
+    Parameters
+    ----------
+    episodes : Episodes
+        Pool of live environments.
+    shape : Shape
+        Window and channels of an entity's observation, and whether the environments have limits.
+    universe : int
+        Number of entities.
+    horizon : int
+        Largest number of periods of an episode.
     """
 
     episodes: Episodes = eqx.field(static=True)
@@ -104,7 +116,7 @@ class Simulated(Problem):
         return Step(following, reward, terminated, truncated)
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close all environments; later calls make new ones."""
         self.episodes.close()
 
     def _shapes(self, task: Task) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -121,31 +133,40 @@ def from_gymnasium(
     horizon: int | None = None,
     task_size: int | None = None,
 ) -> Simulated:
-    """Turn a simulator of yours into a problem for `train` with PPO.
+    """Convert a Gymnasium simulator to a problem for training with PPO.
 
-    `make_env(entities)` returns a `gymnasium.Env` over m entities. Its `step` takes their shares: m numbers
-    >= 0 whose sum is 1, or less if limits leave a remainder. An `action_space`, if it has one, is
-    `Box(0, 1, (m,))`. An observation is an array of shape (m,), (m, channels) or (m, window, channels), or
-    a dictionary with that as `history` and, if there are any, `limits`: the most each entity can take
-    next, as a share. An episode may depend only on the seed given to `reset` and the shares given to
-    `step`.
+    `make_env(entities)` returns a `gymnasium.Env` over m entities:
 
-    Environments run in this process. An environment that takes long, or itself calls JAX, can step its
-    parts in other processes with `gymnasium.vector`.
+    - `step` takes their shares, m numbers >= 0 with sum 1, or less if limits leave a remainder;
+    - `action_space`, if the environment has one, is `Box(0, 1, (m,))`;
+    - an observation is an array of shape (m,), (m, channels) or (m, window, channels), or a dictionary
+      with this array as `history` and optionally `limits`, the largest next share of each entity;
+    - an episode depends only on the seed given to `reset` and the shares given to `step`.
+
+    Environments run in this process. A slow environment, or one that calls JAX, can step its parts in
+    other processes with `gymnasium.vector`.
 
     Parameters
     ----------
-    make_env, universe
-        Makes an environment over some entities, given as indices below `universe`.
-    horizon
-        Longest episode, in periods; by default the environment's own `max_episode_steps`.
-    task_size
-        Entities of an environment, if all have the same size; a trial episode has this many, else three.
+    make_env : callable
+        Returns an environment for a list of entities, given as indices below `universe`.
+    universe : int
+        Number of entities.
+    horizon : int, optional
+        Largest number of periods of an episode; by default `max_episode_steps` of the environment.
+    task_size : int, optional
+        Entities per environment, if all environments have the same size. The trial episode has this many
+        entities, by default three.
+
+    Returns
+    -------
+    Simulated
+        The problem.
 
     Raises
     ------
     InputError
-        The environment does not fit, or the same seed and shares do not give the same episode.
+        If the environment does not have this form, or is not reproducible.
 
     Examples
     --------
@@ -170,7 +191,7 @@ def from_gymnasium(
     except Exception as error:
         raise InputError(
             f"make_env({entities}) failed ({type(error).__name__}: {first_line(error)}); it must make an "
-            "environment over any entities, or where all are of one size, give task_size"
+            "environment over any entities; if all environments have one size, give task_size"
         ) from error
     if not isinstance(env, gymnasium.Env):
         raise InputError(f"make_env returned {type(env).__name__}; return a gymnasium.Env")
@@ -179,15 +200,15 @@ def from_gymnasium(
     unit = box and (space.low == 0).all() and np.isin(space.high, (1, np.inf)).all()
     if space is not None and not (unit and np.issubdtype(space.dtype, np.floating)):
         raise InputError(
-            f"action_space is {space}, but `step` is given the shares of {size} entities, numbers from 0 "
-            f"to 1 whose sum is 1 or less; give the environment action_space = Box(0, 1, ({size},)) or "
-            "none at all; if all environments have one size, give task_size"
+            f"action_space is {space}, but `step` receives the shares of {size} entities, numbers from 0 "
+            f"to 1 with sum 1 or less; set action_space = Box(0, 1, ({size},)) or remove it; if all "
+            "environments have one size, give task_size"
         )
     if horizon is None and env.spec is not None:
         horizon = env.spec.max_episode_steps
     if horizon is None or horizon < 1:
         raise InputError(
-            f"from_gymnasium: horizon is {horizon}; give the periods of the longest episode, >= 1"
+            f"from_gymnasium: horizon is {horizon}; give the largest number of periods, >= 1"
         )
     shape = _try_out(env, size, min(horizon, _PROBED_PERIODS))
     episodes = Episodes(make_env, shape)
@@ -222,7 +243,7 @@ def _try_out(env: gymnasium.Env, m: int, periods: int) -> Shape:
             if not np.array_equal(one[name], other[name]):
                 raise InputError(
                     f"{type(env.unwrapped).__name__}: the same seed and shares gave another {name} in "
-                    f"period {n}; draw random numbers from self.np_random alone, and call "
+                    f"period {n}; draw random numbers only from self.np_random, and call "
                     "super().reset(seed=seed)"
                 )
     env.close()
@@ -239,10 +260,10 @@ def _read(observation: Any, reward: float, m: int) -> dict[str, np.ndarray]:
     finite = np.isfinite(history).all() and np.isfinite(reward)
     if not (shaped and finite and ((limits >= 0) & (limits <= 1)).all()):
         raise InputError(
-            f"for {m} entities the environment shows {sorted(parts)}, history of shape {history.shape}, "
-            f"limits {limits.tolist()} and reward {reward}; show finite numbers of shape ({m},), "
-            f"({m}, channels) or ({m}, window, channels), or a dictionary with that as `history` and, if "
-            f"there are any, `limits`: {m} shares from 0 to 1"
+            f"for {m} entities the environment returns {sorted(parts)}, history of shape {history.shape}, "
+            f"limits {limits.tolist()} and reward {reward}; return finite numbers of shape ({m},), "
+            f"({m}, channels) or ({m}, window, channels), or a dictionary with this as `history` and "
+            f"optionally `limits`: {m} shares from 0 to 1"
         )
     shape = (m, *(1,) * (3 - max(history.ndim, 2)), *(history.shape[1:] or (1,)))
     seen = {"history": history.reshape(shape), "reward": np.asarray(reward)}

@@ -1,4 +1,4 @@
-"""The three methods on simulated advertising markets, beside equal shares."""
+"""Comparison of the three methods and equal shares on simulated advertising markets."""
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,14 @@ from apportion.policy import Recurrent
 from apportion.runs.progress import Progress
 
 _MARKETS = 8
-"""Independent markets, each a repetition."""
+"""Independent markets, one per repetition."""
 _RULE = "equal shares"
 
 
 def demonstrate_budget(seed: int, progress: Progress) -> Demonstration:
-    """Train and test in several markets of 60 campaigns, 20 of them held out in each."""
+    """Train and test in several markets of 60 campaigns, with 20 held out in each."""
     settings = BudgetSettings(seed=seed)
-    # Campaigns are independent, so several markets are one large one.
+    # Campaigns are independent, so one large market simulates all of them.
     universe = _MARKETS * settings.universe
     problem = Budget.simulate(universe, settings.periods, noise=settings.noise, seed=seed)
     rewards, shares, tested = compare_methods(
@@ -41,17 +41,17 @@ def demonstrate_budget(seed: int, progress: Progress) -> Demonstration:
     names = [f"campaign {number}" for number in tested[0, 0].entities]
     return Demonstration(
         "An advertising budget among campaigns",
-        f"Each period one budget is shared among the {settings.task_size} campaigns of a task. Spending "
-        "builds goodwill that fades, sales saturate, and what a campaign earns is measured with noise. "
-        "Which shares sell most?",
-        "sales, % of what equal shares sell in the same market",
+        f"In each period a budget is divided among the {settings.task_size} campaigns of a task. Spending "
+        "builds goodwill that decays, sales saturate, and the efficiency of a campaign is measured with "
+        "noise. Which shares sell most?",
+        "sales, % of the sales of equal shares in the same market",
         levels_of(
             {name: 100 * each.mean(1, keepdims=True) / sold for name, each in rewards.items()}
         ),
         pd.DataFrame(shares, columns=pd.Index(names)),
         (
-            f"Simulated markets of {settings.universe} campaigns: {settings.tasks} training tasks among "
-            f"{settings.universe - settings.held_out} of them, {settings.tasks} test tasks among the other "
+            f"Simulated markets of {settings.universe} campaigns: {settings.tasks} training tasks from "
+            f"{settings.universe - settings.held_out} of them, {settings.tasks} test tasks from the other "
             f"{settings.held_out}, on the same {problem.horizon} periods.",
             budgets_note(_MARKETS),
             f"The independent unit is a market with its campaigns, tasks and parameters: n = {_MARKETS}.",

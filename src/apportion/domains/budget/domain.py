@@ -1,7 +1,7 @@
 """The domain `budget`: a policy trained on a simulated advertising market.
 
-The policy is compared with equal shares on its own tasks and on tasks of held-out campaigns, in the same
-periods; each comparison is paired by task.
+The policy is compared with equal shares on its training tasks and on tasks of held-out campaigns, over
+the same periods. Comparisons are paired by task.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class BudgetDomain(Domain):
-    """An advertising budget, shared among campaigns."""
+    """An advertising budget divided among campaigns."""
 
     name = "budget"
     settings = BudgetSettings
     examples = ("train budget --out runs/budget",)
 
     def prepare(self, settings: BudgetSettings) -> "PreparedJob":
-        """Simulate the market and draw the tasks."""
+        """Simulate the market and sample the tasks."""
         import hashlib
 
         import numpy as np
@@ -89,7 +89,7 @@ class BudgetDomain(Domain):
         return demonstrate_budget(seed, progress)
 
     def problem(self) -> "Budget":
-        """A market of 60 campaigns."""
+        """Return a market of 60 campaigns."""
         from apportion.domains.budget.problem import Budget
 
         return Budget.simulate(universe=60, periods=80, seed=0)

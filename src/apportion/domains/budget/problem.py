@@ -1,9 +1,9 @@
-"""An advertising budget over campaigns: saturating, carried-over response to what is spent.
+"""Advertising budget over campaigns with saturation and carry-over.
 
-Campaign i keeps goodwill g_i <- carry_i g_i + a_i from period to period and sells
-efficiency_{i,n} g_i / (g_i + saturation_i). Efficiencies drift and are known only from a finite,
-noisy record, so a policy trained on few campaigns over-fits them: the setting of the paper's
-introduction that is neither a portfolio nor a federation.
+The goodwill of campaign i is g_i <- carry_i g_i + a_i, and its sales in period n are
+efficiency_{i,n} g_i / (g_i + saturation_i). Efficiencies drift and are observed only through a finite,
+noisy record, so a policy trained on few campaigns overfits. The paper's introduction names this
+application beside portfolios and federated learning.
 """
 
 import equinox as eqx
@@ -18,7 +18,7 @@ from apportion.tasks import Task
 
 
 class BudgetState(eqx.Module):
-    """The period of the record, goodwill of each campaign, and last period's shares."""
+    """Period, goodwill of each campaign, and shares of the previous period."""
 
     n: Int[Array, ""]
     goodwill: Allocation
@@ -26,7 +26,27 @@ class BudgetState(eqx.Module):
 
 
 class Budget(Problem):
-    """Share one period's budget over the campaigns of a task, for as long as the record lasts.
+    """Divide the budget of each period among the campaigns of a task.
+
+    An episode starts after the first `window` periods and ends with the record.
+
+    Parameters
+    ----------
+    efficiency : array of shape (universe, time)
+        Sales of each campaign at full saturation, which determine the reward.
+    measured : array of shape (universe, time)
+        Noisy measurements of the log efficiency, which the policy observes.
+    saturation : array of shape (universe,)
+        Goodwill at which a campaign reaches half of its efficiency.
+    carry : array of shape (universe,)
+        Fraction of goodwill that remains after a period, in [0, 1).
+    window : int
+        Measurements that an observation contains.
+
+    Raises
+    ------
+    InputError
+        If the record is not longer than the window or a parameter is out of range.
 
     Examples
     --------
@@ -40,9 +60,7 @@ class Budget(Problem):
     """
 
     efficiency: Float[Array, "universe time"]
-    """Sales at full saturation, the truth that pays."""
     measured: Float[Array, "universe time"]
-    """Log efficiency as measured, the record a policy may read."""
     saturation: Float[Array, " universe"]
     carry: Float[Array, " universe"]
     universe: int = eqx.field(static=True)
@@ -64,7 +82,7 @@ class Budget(Problem):
         if not (np.asarray(self.efficiency) > 0).all():
             raise InputError("budget: efficiency must be positive everywhere")
         if not ((np.asarray(self.carry) >= 0) & (np.asarray(self.carry) < 1)).all():
-            raise InputError("budget: carry must be in [0, 1), or goodwill would grow for ever")
+            raise InputError("budget: carry must be in [0, 1), so that goodwill stays finite")
         if not (np.asarray(self.saturation) > 0).all():
             raise InputError("budget: saturation must be positive")
 
@@ -72,7 +90,24 @@ class Budget(Problem):
     def simulate(
         cls, universe: int = 60, periods: int = 80, *, noise: float = 0.6, seed: int = 0
     ) -> "Budget":
-        """A market of campaigns: log efficiency is a slow AR(1) about each campaign's own level."""
+        """Simulate a market in which each log efficiency is an AR(1) process around its own level.
+
+        Parameters
+        ----------
+        universe : int
+            Number of campaigns.
+        periods : int
+            Length of the record.
+        noise : float
+            Standard deviation of the measurement noise.
+        seed : int
+            Seed of the simulation.
+
+        Returns
+        -------
+        Budget
+            The simulated market.
+        """
         rng = np.random.default_rng(seed)
         level = rng.normal(0.0, 0.5, universe)
         log_efficiency = np.empty((universe, periods))
@@ -89,12 +124,12 @@ class Budget(Problem):
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> BudgetState:
         shares = equal_shares(task.mask)
-        # Goodwill starts where equal shares would have brought it.
+        # The stationary goodwill of equal shares.
         goodwill = shares / (1 - self.carry[task.members])
         return BudgetState(jnp.zeros((), jnp.int32), goodwill, shares)
 
     def observe(self, task: Task, state: BudgetState) -> Observation:
-        """The last `window` measurements before the period, with goodwill beside each."""
+        """Return the last `window` measurements and, as a second channel, the goodwill."""
         places = state.n + jnp.arange(self.window, dtype=jnp.int32)
         record = self.measured[task.members[:, None], places[None, :]]
         goodwill = jnp.broadcast_to(state.goodwill[:, None], record.shape)

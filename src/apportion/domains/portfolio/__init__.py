@@ -1,6 +1,6 @@
-"""Portfolios: share wealth out among instruments, period after period.
+"""Portfolios: allocate wealth to instruments in every period.
 
-The names of `__init__.pyi` are imported on first use, so that checking a price file imports no JAX.
+The names of `__init__.pyi` are imported on first use, so that checking a price file does not import JAX.
 """
 
 import lazy_loader

@@ -1,8 +1,7 @@
-"""The next allocation of a trained policy, and the trades that lead to it from today's holdings.
+"""Next allocation of a trained policy, and the trades from today's holdings to it.
 
-Holdings are a CSV: ticker and share, or ticker and quantity with a row for cash. A ticker that the file
-leaves out is not held. Trades are differences of shares, and of money if quantities are given; they contain
-no commissions.
+Holdings are a CSV file of ticker and share, or of ticker and quantity with a row for cash. A ticker that
+is not in the file is not held. Trades, in shares or money, do not include commissions.
 """
 
 import math
@@ -26,27 +25,27 @@ from apportion.simplex import Allocation, Head
 from apportion.tasks import Task
 
 _LARGEST_QUANTITY = 1e15
-"""Larger amounts have no exact cents in double precision."""
+"""Double precision does not represent cents of larger amounts exactly."""
 _FORM = "write a CSV with columns ticker and share, or ticker and quantity with a row for cash"
 
 
 @dataclass(frozen=True)
 class TrainedPolicy:
-    """A policy and the facts of its training."""
+    """A policy and its training configuration."""
 
     policy: Policy
     window: int
     channels: int
-    """Series that it reads of each instrument."""
+    """Number of price series per instrument."""
     cost: float
     last: str
-    """The last day it was trained on."""
+    """Last training day."""
     head: Head
-    """Floor, cap and cash of its allocations."""
+    """Floor, cap and cash of the allocations."""
 
     @classmethod
     def of(cls, policy: Policy, about: Mapping[str, Any]) -> "TrainedPolicy":
-        """Build from the facts saved with the policy; refuses facts that no settings produce."""
+        """Build from the metadata saved with the policy; raise InputError if it is invalid."""
         if about.get("job") != "portfolio":
             raise InputError(
                 f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
@@ -65,7 +64,7 @@ class TrainedPolicy:
             head = Head(low, high, cash)
         except (InputError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(
-                f"the policy's own facts are wrong ({error}); train it again"
+                f"the metadata saved with the policy is invalid ({error}); train it again"
             ) from None
         return cls(policy, window, channels, float(cost), last, head)  # pyright: ignore[reportArgumentType]
 
@@ -79,7 +78,7 @@ class TrainedPolicy:
         return replace(prices, high=None, low=None) if self.channels == 1 else prices
 
     def shares(self, prices: Prices, held: np.ndarray | None = None) -> dict[str, float]:
-        """Return the shares after the last day of the prices by name, cash first if there is any."""
+        """Return the shares for the period after the last day by name, with cash first if held."""
         wanted = next_allocation(self.policy, prices, window=self.window, held=held, head=self.head)
         shares = require_finite(wanted, "the policy's allocation").astype(float)
         names = (CASH, *prices.tickers) if self.head.cash else prices.tickers
@@ -98,18 +97,20 @@ def next_allocation(
 
     Parameters
     ----------
-    policy, window
-        The policy and the days of history that it reads.
-    prices
+    policy : Policy
+        The trained policy.
+    prices : Prices
         Instruments to allocate to.
-    held
-        Today's drifted shares; equal shares by default.
-    head
-        Floor, cap and cash that the policy was trained with. Cash comes first, in `held` too.
+    window : int
+        Days of history that the policy observes.
+    held : array, optional
+        Today's drifted shares, with cash first; equal shares by default.
+    head : Head, optional
+        Floor, cap and cash that the policy was trained with.
     """
     if len(prices.dates) < window:
         raise InputError(
-            f"prices: {len(prices.dates)} days, but a decision sees {window}; give more days"
+            f"prices: {len(prices.dates)} days, but the policy observes {window}; give more days"
         )
     head = Head() if head is None else head
     seen = prices.with_tomorrow(window)
@@ -133,26 +134,26 @@ def read_holdings(
 
     Parameters
     ----------
-    path
+    path : Path
         The CSV file.
-    tickers
+    tickers : sequence of str
         Names of the instruments.
-    cash
+    cash : bool
         Whether the policy can hold cash.
 
     Returns
     -------
     amounts, counted
-        Cash and the amount of each ticker: shares, or money and units if they are `counted`.
+        Amounts of cash and of each ticker; `counted` is True for money and units, False for shares.
 
     Raises
     ------
     InputError
-        The file is no table of holdings, or names other tickers.
+        If the file is not a table of holdings or contains unknown tickers.
     """
-    require_file(path, "a CSV file of what is held")
+    require_file(path, "a CSV file of holdings")
     with reading(path, _FORM):
-        # Names are text, as in the prices: 000001 and NA too.
+        # Tickers such as 000001 and NA are text, as in price files.
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
     table = table.rename(columns=lambda name: str(name).strip().lower())
     columns = list(table.columns)
@@ -162,7 +163,7 @@ def read_holdings(
     (kind,) = kinds
     counted = kind == "quantity"
     if counted and CASH in tickers:
-        raise InputError(f'{path}: "{CASH}" is among the prices, and quantities need it for money')
+        raise InputError(f'{path}: "{CASH}" is among the prices; rename the ticker, or give shares')
     known = {*tickers, CASH} if counted or cash else set(tickers)
     found: dict[str, float] = {}
     for name, text in zip(table["ticker"].str.strip(), table[kind].str.strip(), strict=True):
@@ -180,7 +181,7 @@ def read_holdings(
             )
     if counted and cash and CASH not in found:
         raise InputError(
-            f'{path}: has no row "{CASH}", and the policy may hold cash; add it, with 0 if there is none'
+            f'{path}: has no row "{CASH}", but the policy can hold cash; add it, with 0 if there is none'
         )
     total = math.fsum(found.values())
     if total == 0 or (not counted and abs(total - 1) > 1e-3):
@@ -194,29 +195,28 @@ def read_holdings(
 
 @dataclass(frozen=True, eq=False)
 class NextAllocation:
-    """Shares of the period after the last day of the prices, and trades if holdings are given."""
+    """Shares for the period after the last day of the prices, and trades if holdings are given."""
 
     date: str
     shares: Mapping[str, float]
     trades: pd.DataFrame | None = None
-    """A row for each ticker: its `share`, the share `held`, their difference `trade`, and with
-    quantities the trade in `money`; > 0 buys."""
+    """One row per ticker with columns `share`, `held`, `trade` and, for quantities, `money`; > 0 buys."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the contract of `apportion allocate --json`; trades come beside it."""
+        """Return the content of `apportion allocate --json`."""
         answer: dict[str, Any] = {"date": self.date, "allocation": dict(self.shares)}
         if self.trades is not None:
             answer["trades"] = self.trades.to_dict("records")
         return answer
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each ticker."""
+        """Return one row per ticker."""
         if self.trades is not None:
             return self.trades
         return pd.DataFrame({"ticker": list(self.shares), "share": list(self.shares.values())})
 
     def summary(self) -> str:
-        """Return the table as text, the largest trades or shares first."""
+        """Return the table as text, sorted by the size of trades or shares."""
         table = self.to_frame()
         by = "share" if self.trades is None else "trade"
         table = table.sort_values(by, key=lambda column: -column.abs(), kind="stable")
@@ -229,7 +229,7 @@ class NextAllocation:
 def allocate_next(
     trained: TrainedPolicy, prices: Prices, path: Path | None = None
 ) -> NextAllocation:
-    """Return the next period's shares, and the trades that lead to them from the holdings of a file."""
+    """Return the shares of the next period and, given a file of holdings, the trades to reach them."""
     prices, cash = trained.series(prices), trained.head.cash
     date = str(prices.dates[-1])
     if path is None:
@@ -241,7 +241,7 @@ def allocate_next(
         missing = np.flatnonzero((amounts > 0) & np.isnan(close))
         if len(missing):
             raise InputError(
-                f"{path}: {prices.tickers[missing[0] - 1]} is held and has no price on {date}; leave it "
+                f"{path}: {prices.tickers[missing[0] - 1]} is held but has no price on {date}; leave it "
                 "out, or give prices up to a day on which it has one"
             )
         values = amounts * np.nan_to_num(close)
@@ -250,7 +250,7 @@ def allocate_next(
             f"{path}: all holdings are worth {values.sum():.2g}, less than a cent; correct the quantities"
         )
     invested = values if cash else values[1:]
-    # Money alone starts from equal shares.
+    # Holdings of money alone start from equal shares.
     held = invested / invested.sum() if invested.sum() > 0 else None
     shares = trained.shares(prices, held)
     names = (*prices.tickers, CASH) if cash or values[0] > 0 else prices.tickers

@@ -1,7 +1,7 @@
-"""Backtests of strategies on a set of instruments over a period, net and gross.
+"""Backtests of strategies on a set of instruments, net and gross of costs.
 
-Wealth is 1 and shares are equal at the close before the first period; costs are exact. A trained policy is
-tested beside baselines on days after its training. Its weekly gains over one of them are the input of a
+At the close before the first period wealth is 1 and shares are equal; costs are exact. A trained policy
+is compared with baselines on days after its training. Its weekly gains over a baseline are the input of a
 certificate.
 """
 
@@ -34,7 +34,7 @@ from apportion.simplex import Head, on_simplex
 
 
 def lazy_rebalancing() -> Policy:
-    """Return the policy that trades a tenth of the way back to equal shares each day."""
+    """Return the policy that trades a tenth of the way to equal shares each day."""
     return PartialTrading(EqualShares(), 0.1)
 
 
@@ -54,22 +54,21 @@ def backtest_strategies(
 
     Parameters
     ----------
-    prices
-        The instruments, and history before `start`.
-    policies
-        Strategies that see windows of prices and what is held.
-    baselines
-        Strategies as functions of all price relatives up to `end`; row n sees rows before n only. Those
-        of `WITHOUT_HISTORY`, such as best CRP, are shown the tested periods' relatives alone.
-    start, end
-        First and last day; the first period ends on the first trading day on or after `start`.
-    cost
-        Commission on what is bought and sold, a fraction of its value.
-    heads
-        Floor, cap and cash of the policies of these names; every other strategy is unconstrained and
-        holds no cash.
-    on_strategy
-        Called with the name of each strategy before it is tested, and the fraction that is done.
+    prices : Prices
+        The instruments, with history before `start`.
+    policies : mapping of str to Policy
+        Policies, which observe windows of prices and the shares held.
+    baselines : mapping of str to callable
+        Functions of all price relatives up to `end`; row n uses only rows before n. Those in
+        `WITHOUT_HISTORY`, such as best CRP, receive only the relatives of the test period.
+    start, end : day
+        First and last day. The first period ends on the first trading day on or after `start`.
+    cost : float
+        Commission, a fraction of the value traded.
+    heads : mapping of str to Head
+        Floor, cap and cash by policy. Other strategies are unconstrained and hold no cash.
+    on_strategy : callable
+        Called before each strategy with its name and the completed fraction.
 
     Examples
     --------
@@ -93,7 +92,7 @@ def backtest_strategies(
     held: dict[str, np.ndarray] = {}
 
     def record(name: str, walk: Walk, market: Market) -> None:
-        # Cash comes first; a strategy without it has none of it.
+        # Cash is the first column; it is 0 for a strategy without cash.
         missing = int(cash and not market.costs.cash)
         before = np.asarray(market.equal(market.everything()), float)
         held[name] = np.pad(before / before.sum(), (missing, 0))
@@ -141,7 +140,7 @@ def _account(
     *,
     cash: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Growth, cost factor and turnover of each period, in double precision with exact costs.
+    """Compute growth, cost factor and turnover of each period in double precision with exact costs.
 
     Parameters
     ----------
@@ -150,7 +149,7 @@ def _account(
     held
         Shares held before the first period.
     cash
-        The first entity is cash, free of commission.
+        Whether the first entity is cash, which is free of commission.
     """
     a = np.asarray(allocations, float)
     a = a / a.sum(-1, keepdims=True)
@@ -178,16 +177,16 @@ def backtest_with_baselines(
     baselines: Sequence[str] | None = None,
     on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
-    """Backtest a trained policy beside baselines.
+    """Compare a trained policy with baselines.
 
     Parameters
     ----------
     start, end
-        First and last day; by default all days after those it was trained on.
+        First and last day; by default all days after the last training day.
     cost
-        Commissions; by default those it was trained under.
+        Commission; by default the one used in training.
     baselines
-        Their names; by default all.
+        Names of baselines; by default all.
     on_strategy
         As in `backtest_strategies`.
     """
@@ -196,20 +195,20 @@ def backtest_with_baselines(
     for name in chosen:
         if name not in known:
             raise InputError(
-                f"baselines: {name!r} is none of {', '.join(known)}{suggest(name, known)}"
+                f"baselines: {name!r} is not one of {', '.join(known)}{suggest(name, known)}"
             )
     after = day_after(trained.last)
     if start is None and prices.row(after) < len(prices.dates):
         start = str(after)
     if start is None or as_day(start) < after:
         warnings.warn(
-            f"the policy was trained on days up to {trained.last}; what it earns on them says "
-            "nothing about days to come",
+            f"the policy was trained on days up to {trained.last}; results on these days are in-sample "
+            "and do not predict later ones",
             stacklevel=2,
         )
     result = backtest_strategies(
         trained.series(prices),
-        # Lazy and equal shares stand beside every policy.
+        # Every backtest includes lazy and daily equal shares.
         {"policy": trained.policy, LAZY: lazy_rebalancing()},
         baselines={name: BASELINES[name] for name in chosen if name in BASELINES},
         start=start,
@@ -225,14 +224,14 @@ def backtest_with_baselines(
 def weekly_gains(
     trained: TrainedPolicy, prices: Prices, against: str, *, bound: float = 0.01
 ) -> Gains:
-    """A policy's gains over a strategy in the weeks after training.
+    """Compute the gains of a policy over a strategy in the weeks after training.
 
     Parameters
     ----------
     against
-        The name of a baseline, or the folder of another portfolio run.
+        Name of a baseline, or folder of another portfolio run.
     bound
-        What a week's gain counts at most; decide on it before you look.
+        Largest absolute gain of a week; gains are clipped to it. Choose it before looking at the data.
     """
     known = [EQUAL, LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
     policies: dict[str, Policy] = {"policy": trained.policy}
@@ -243,13 +242,13 @@ def weekly_gains(
         if not Path(against).is_dir():
             raise InputError(
                 f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or "
-                f"the folder of another portfolio run{suggest(against, known)}"
+                f"give the folder of another portfolio run{suggest(against, known)}"
             )
         other = TrainedPolicy.of(load_policy(against), load_about(against))
         if (other.window, other.channels) != (trained.window, trained.channels):
             raise InputError(
-                f"{against}: its policy reads other things than this one (window and series of a "
-                "portfolio run); give another baseline"
+                f"{against}: its policy has another window or other price series than this one; give "
+                "another baseline"
             )
         policies[against], heads[against] = other.policy, other.head
         last = max(last, other.last)
@@ -269,8 +268,8 @@ def weekly_gains(
         heads=heads,
     )
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
-    # Sum and last day of each week, which begins on a Monday: day 0 of the calendar is a Thursday. The
-    # last week counts once its Friday is there.
+    # Weeks begin on Monday; day 0 of the calendar is a Thursday. The last week counts only if the prices
+    # contain its Friday.
     week = (found.dates.astype("datetime64[D]").astype(int) + 3) // 7
     by_week = pd.DataFrame({"gap": gap, "day": found.dates}).groupby(week)
     weeks: Any = by_week.agg({"gap": "sum", "day": "last"})

@@ -1,7 +1,7 @@
-"""Strategies to measure a policy against, all of one shape: price relatives y_n to target allocations.
+"""Baseline strategies: functions from price relatives y_n to target allocations.
 
-Row n of the allocations has seen rows before n of the relatives only, and row 0 is equal shares; best CRP
-alone is chosen in hindsight. Before the first row prices are taken to have stood still.
+Row n of the allocations uses only rows before n of the relatives, and row 0 is equal shares. The exception
+is best CRP, which is chosen in hindsight. Relatives before the first row are taken as 1.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _Relatives = Float[Array, "time entities"]
 _Allocations = Float[Array, "time entities"]
 _Shares = Float[Array, " entities"]
 Baseline = Callable[[_Relatives], _Allocations]
-"""_Relatives to target allocations; row n may use relatives of rows before n only."""
+"""Function from relatives to target allocations; row n uses only relatives of rows before n."""
 
 
 def follow(
@@ -26,8 +26,9 @@ def follow(
     memory: Any,
     relatives: _Relatives,
 ) -> _Allocations:
-    """Start from equal shares; after each period let `update(shares, memory, relatives)` choose
-    the next shares. A row is written before its own relatives are read, so none can look ahead.
+    """Start from equal shares and compute the next shares with `update(shares, memory, relatives)`.
+
+    Each row is written before its own relatives are read, which excludes look-ahead.
     """
 
     def period(carry, y):
@@ -40,7 +41,7 @@ def follow(
 
 
 def buy_and_hold(relatives: _Relatives) -> _Allocations:
-    """Equal shares at the first period, then no trade: shares drift with prices.
+    """Equal shares in the first period, then no trades: shares drift with prices.
 
     Examples
     --------
@@ -55,7 +56,7 @@ def buy_and_hold(relatives: _Relatives) -> _Allocations:
 
 
 def best_crp(relatives: _Relatives) -> _Allocations:
-    """The constant shares that would have earned most over all rows: chosen in hindsight.
+    """The constant shares with the largest growth over all rows, chosen in hindsight.
 
     Examples
     --------
@@ -66,7 +67,7 @@ def best_crp(relatives: _Relatives) -> _Allocations:
     m = y.shape[1]
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-        # Added up, the shares of the minimum are 1: no other multiple of them has a smaller loss.
+        # At the minimum the shares sum to 1, because x.sum() replaces the constraint.
         growth = y @ x
         return x.sum() - np.log(growth).mean(), 1 - (y / growth[:, None]).mean(0)
 
@@ -93,11 +94,11 @@ def exponentiated_gradient(relatives: _Relatives, rate: float = 0.05) -> _Alloca
 
 
 def olmar(relatives: _Relatives, epsilon: float = 10.0, window: int = 5) -> _Allocations:
-    """Moving-average reversion (Li & Hoi 2012, OLMAR-1): the next price is expected to be the mean
-    of the last `window` ones, and shares move until they would earn `epsilon` on it.
+    """Moving-average reversion (Li & Hoi 2012, OLMAR-1).
 
-    As in the authors' programs, the last relatives stand in for the expected ones until more than
-    `window` of them have been seen.
+    The predicted price is the mean of the last `window` prices. The shares move by the smallest step that
+    earns `epsilon` on the prediction. As in the authors' programs, the last relatives are the prediction
+    until more than `window` of them are available.
     """
     m, rounding = relatives.shape[1], 8 * jnp.finfo(relatives.dtype).eps
 
@@ -112,7 +113,7 @@ def olmar(relatives: _Relatives, epsilon: float = 10.0, window: int = 5) -> _All
         direction = expected - mean
         norm = direction @ direction
         short = jnp.maximum(epsilon - shares @ expected, 0.0)
-        # What is below the mean's rounding error is no direction.
+        # Ignore a direction below the rounding error of the mean.
         apart = norm > m * (rounding * mean) ** 2
         step = jnp.where(apart, short / jnp.where(apart, norm, 1.0), 0.0)
         nearest = projection_simplex(shares + step * direction)
@@ -122,10 +123,7 @@ def olmar(relatives: _Relatives, epsilon: float = 10.0, window: int = 5) -> _All
 
 
 def momentum(relatives: _Relatives, window: int = 252, skip: int = 21) -> _Allocations:
-    """Equal shares of the half that grew most over the last `window` periods but the last `skip`.
-
-    Entities that tie with the middle one are in.
-    """
+    """Equal shares of entities with median or higher growth from `window` to `skip` periods ago."""
     growth = jnp.cumsum(jnp.log(relatives), axis=0)
     before = jnp.concatenate([jnp.zeros((window + 1, relatives.shape[1]), growth.dtype), growth])
     rows = jnp.arange(relatives.shape[0])
@@ -135,9 +133,9 @@ def momentum(relatives: _Relatives, window: int = 252, skip: int = 21) -> _Alloc
 
 
 def volatility_tilt(relatives: _Relatives, window: int = 31) -> _Allocations:
-    """Shares in proportion to the volatility of the last `window` periods.
+    """Shares proportional to the volatility of the last `window` periods.
 
-    A policy that has learned only to favour volatile instruments allocates so.
+    A policy that only learns to favour volatile instruments allocates in this way.
     """
     m = relatives.shape[1]
 
@@ -161,7 +159,7 @@ BASELINES: dict[str, Baseline] = {
     "momentum": jax.jit(momentum),
     "volatility-tilt": jax.jit(volatility_tilt),
 }
-"""Every baseline beside equal shares, which stand in every backtest, under the name it has in tables."""
+"""Baselines by name; equal shares are part of every backtest."""
 
 WITHOUT_HISTORY = frozenset({"buy-and-hold", "best-crp"})
-"""Baselines that begin with the tested period: show them its rows alone, no earlier history."""
+"""Baselines that start with the test period and receive no earlier relatives."""

@@ -1,4 +1,4 @@
-"""The three methods on daily prices, beside Equal CRP."""
+"""Comparison of the three methods and Equal CRP on daily prices."""
 
 import numpy as np
 import pandas as pd
@@ -17,11 +17,11 @@ from apportion.policy import Recurrent
 from apportion.runs.progress import Progress
 
 _REPETITIONS, _TESTED_TASKS, _TESTED_YEARS = 4, 8, 6
-"""Years of 252 trading days at the end of the prices, none of them trained on."""
+"""The test years have 252 trading days each and are the last in the prices."""
 
 
 def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
-    """Train on the days before the test years, and test on instruments held out from training."""
+    """Train on the days before the test years, and test on held-out instruments."""
     settings = PortfolioSettings.paper(
         tasks=20,
         task_size=5,
@@ -33,10 +33,10 @@ def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
         seed=seed,
     )
     try:
-        prices, source = embedded_prices(), "The 20 stocks that skfolio ships"
+        prices, source = embedded_prices(), "The 20 stocks included in skfolio"
     except InputError:
         prices = SimulatedMarket.draw(universe=20, days=12 * TRADING_DAYS, seed=seed).prices
-        source = "20 simulated instruments (with skfolio installed, the 20 stocks that it ships)"
+        source = "20 simulated instruments (install skfolio to use the 20 stocks included in it)"
     days = _TESTED_YEARS * TRADING_DAYS
     start, costs = prices.dates[-days], Costs(settings.cost)
     market = Market.of(prices.until(start), window=settings.window, costs=costs)
@@ -67,18 +67,18 @@ def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:
     names = pd.Index(tested[0, 0].names(prices.tickers))
     return Demonstration(
         "Wealth among instruments",
-        f"Each day wealth is shared among the {settings.task_size} instruments of a task; trading costs "
-        f"{settings.cost:.2%} of what is traded. Which shares let wealth grow most? Equal CRP restores "
-        "equal shares every day.",
-        "log growth a year, net of costs (%)",
+        f"Each day wealth is allocated to the {settings.task_size} instruments of a task; the commission "
+        f"is {settings.cost:.2%} of the value traded. Which shares give the largest growth? Equal CRP "
+        "restores equal shares every day.",
+        "log growth per year, net of costs (%)",
         levels_of(tables),
         pd.DataFrame(shares, pd.Index(prices.dates[-days:], name="day"), names).iloc[:TRADING_DAYS],
         (
-            f"{source}: {settings.tasks} training tasks of {len(prices.tickers) - settings.held_out} "
-            f"instruments on days before {start}, {_TESTED_TASKS} test tasks of the other "
-            f"{settings.held_out} on the {days} days since then.",
+            f"{source}: {settings.tasks} training tasks from {len(prices.tickers) - settings.held_out} "
+            f"instruments on days before {start}, {_TESTED_TASKS} test tasks from the other "
+            f"{settings.held_out} on the {days} days after that.",
             budgets_note(_REPETITIONS),
-            f"Independent units are {_REPETITIONS} repetitions (which instruments are held out, tasks, "
+            f"The independent units are {_REPETITIONS} repetitions (held-out instruments, tasks and "
             f"parameters) crossed with {_TESTED_YEARS} years; n is the smaller number.",
         ),
     )

@@ -1,6 +1,6 @@
-"""Portfolios as a domain: what the command line, the page and bridges may ask of them.
+"""The domain `portfolio`: options and commands.
 
-Importing this file starts nothing that is slow to start; prices are read and refused before JAX is started.
+Importing this module does not import JAX; prices are read and validated before JAX starts.
 """
 
 from dataclasses import dataclass
@@ -25,46 +25,46 @@ if TYPE_CHECKING:
 
 _GLOSSARY = {
     "Equal CRP": "Equal shares, restored every day (a constantly rebalanced portfolio).",
-    "lazy-crp": "Equal shares, restored a tenth of the way each day; learns nothing, trades little.",
-    "hindsight": "Chosen when all was known, such as the best constant shares; nobody could hold it.",
-    "in-sample": "Days that the policy was trained on; they say nothing about days to come.",
-    "drawdown": "How far a value lies below its own highest value so far.",
+    "lazy-crp": "Equal shares, restored a tenth of the way each day; no learning, little trading.",
+    "hindsight": "Chosen with knowledge of the whole test period, such as the best constant shares.",
+    "in-sample": "Days that the policy was trained on; results on them do not predict later days.",
+    "drawdown": "Fall of a value below its highest value so far.",
     "turnover": "The sum of all changes of shares in a period; 2 exchanges everything.",
-    "Sharpe ratio": "Mean return over its standard deviation, a year.",
+    "Sharpe ratio": "Mean return divided by its standard deviation, annualised.",
     "trust, trade fraction": (
-        "How far the learned policy is trusted (0: equal shares), and which part of the way is traded "
-        "each day."
+        "Weight of the learned policy against equal shares (trust 0: equal shares), and fraction of the "
+        "way to the target that is traded each day."
     ),
 }
-"""Words that the page of a portfolio run explains."""
+"""Terms that the page of a portfolio run explains."""
 
 
 @dataclass(frozen=True)
 class PriceOptions:
-    """The prices that a command reads."""
+    """Prices of a command."""
 
     prices: Path | None = None
-    """CSV or Parquet file of daily prices; by default a run's own, which it was trained on."""
+    """CSV or Parquet file of daily prices; by default the prices that the run was trained on."""
     allow_jumps: tuple[str, ...] | None = None
-    """Take these moves of a day as they are, each TICKER:DAY; without any, every one."""
+    """Accept these large daily moves, each TICKER:DAY; without a value, accept all."""
 
 
 @dataclass(frozen=True)
 class PortfolioBacktestOptions(PriceOptions):
-    """Net of costs and gross. Wealth is 1 at the close before --start; the first period ends on the first
-    trading day on or after it. Earlier rows of the file serve as history.
+    """Net and gross of costs. Wealth is 1 at the close before --start; the first period ends on the first
+    trading day on or after it. Earlier rows of the file are used as history.
     """
 
     start: str | None = None
-    """First day, such as 2019-01-01; by default the day after the last one trained on."""
+    """First day, such as 2019-01-01; by default the day after the last training day."""
     end: str | None = None
     """Last day; by default the last in the file."""
     cost: float | None = None
-    """Commission; by default what it was trained under."""
+    """Commission; by default the one used in training."""
     tickers: tuple[str, ...] | None = None
     """Instruments to test on; by default all in the file."""
     baselines: tuple[str, ...] | None = None
-    """Baselines beside Equal CRP and lazy rebalancing; by default all."""
+    """Baselines in addition to Equal CRP and lazy rebalancing; by default all."""
 
     def __post_init__(self):
         if self.cost is not None:
@@ -73,28 +73,28 @@ class PortfolioBacktestOptions(PriceOptions):
 
 @dataclass(frozen=True)
 class PortfolioAllocateOptions(PriceOptions):
-    """The next period's allocation, and the trades that lead to it from today's holdings."""
+    """Allocation for the next period, and the trades from today's holdings to it."""
 
     holdings: Path | None = None
-    """Today's holdings: a CSV of ticker and quantity with a row for cash, or of ticker and share. By
-    default equal shares. With it the answer lists each trade as a share, and as money for quantities."""
+    """Today's holdings: a CSV file of ticker and quantity with a row for cash, or of ticker and share; by
+    default equal shares. With holdings, the result lists trades as shares, and in money for quantities."""
 
 
 @dataclass(frozen=True)
 class PortfolioCertifyOptions:
-    """A gain is that of a week: log growth, net of costs."""
+    """Gains are weekly log growth, net of costs."""
 
     data: Path | None = None
-    """Prices with days newer than those it was trained on; without it, the run's own file."""
+    """Prices with days after the training days; by default the run's own file."""
     bound: float = 0.01
-    """What a week's gain counts at most, as log growth: a policy that now and then loses far more in a week
-    needs a larger one. Decide on it before you look."""
+    """Largest absolute gain of a week, as log growth; gains are clipped to it. A policy with rare, large
+    weekly losses needs a larger bound. Choose it before looking at the data."""
     allow_jumps: tuple[str, ...] | None = None
-    """Take these moves of a day as they are, each TICKER:DAY; without any, every one."""
+    """Accept these large daily moves, each TICKER:DAY; without a value, accept all."""
 
 
 class PortfolioDomain(Domain):
-    """Wealth shared out among instruments, period after period."""
+    """Wealth allocated to instruments in every period."""
 
     name = "portfolio"
     settings = PortfolioJob
@@ -113,7 +113,7 @@ class PortfolioDomain(Domain):
     glossary = _GLOSSARY
 
     def prepare(self, settings: PortfolioJob) -> "PreparedJob":
-        """Read and check the prices, and cut off what is not to be trained on."""
+        """Read and validate the prices, and drop the days that are not for training."""
         from apportion.domains.portfolio.run import prepare_run
 
         return prepare_run(settings)
@@ -121,7 +121,7 @@ class PortfolioDomain(Domain):
     def backtest(
         self, run: "Run", options: PortfolioBacktestOptions, progress: "Progress"
     ) -> "Backtest":
-        """A finished run's policy beside baselines, by default on all days after those trained on."""
+        """Compare a finished run's policy with baselines, by default on all days after training."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
         prices = prices if options.tickers is None else prices.select(options.tickers)
         from apportion.domains.portfolio.backtest import backtest_with_baselines
@@ -137,7 +137,7 @@ class PortfolioDomain(Domain):
         )
 
     def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
-        """Return the next period's shares, and the trades from today's holdings."""
+        """Return the shares of the next period, and the trades from today's holdings."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
         from apportion.domains.portfolio.prices import check_last_day
 
@@ -147,7 +147,7 @@ class PortfolioDomain(Domain):
         return allocate_next(_trained(run), prices, options.holdings)
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
-        """What a finished run's policy gained over a baseline or another run, week by week."""
+        """Return the weekly gains of a finished run's policy over a baseline or another run."""
         if isinstance(source, Path):
             raise InputError(f"{source}: give the folder of a portfolio run")
         prices = _own_prices(source, options.data, options.allow_jumps)
@@ -156,9 +156,9 @@ class PortfolioDomain(Domain):
         return weekly_gains(_trained(source), prices, against, bound=options.bound)
 
     def check(self, options: PriceOptions) -> "CheckedPrices":
-        """What a price file holds."""
+        """Validate and describe a price file."""
         if options.prices is None:
-            raise InputError("--allow-jumps is for a file of prices; give --prices FILE")
+            raise InputError("--allow-jumps needs a price file; give --prices FILE")
         from apportion.domains.portfolio.prices import read_prices
         from apportion.domains.portfolio.run import CheckedPrices
 
@@ -171,7 +171,7 @@ class PortfolioDomain(Domain):
         return demonstrate_portfolio(seed, progress)
 
     def sections(self, folder: Path) -> "list[Section]":
-        """The next allocation, the choice, and value against baselines."""
+        """Return sections with the next allocation, the choice, and value against baselines."""
         from apportion.domains.portfolio.sections import portfolio_sections
 
         return portfolio_sections(folder)
@@ -188,9 +188,9 @@ def _trained(run: "Run") -> "TrainedPolicy":
 
 
 def _own_prices(run: "Run", given: Path | None, allow_jumps: tuple[str, ...] | None) -> "Prices":
-    """The prices the user gave, or those the run was trained on.
+    """Return the given prices, or those that the run was trained on.
 
-    They may jump where the user says so now, or said so of these very prices when the run was trained.
+    Moves that were accepted for training remain accepted for the training prices.
     """
     from apportion.domains.portfolio.prices import read_prices
 

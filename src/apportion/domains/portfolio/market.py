@@ -1,13 +1,13 @@
-"""The market as an allocation problem: daily allocations of wealth among the instruments of a task.
+"""Market problem: daily allocation of wealth to the instruments of a task.
 
-State of a task: the period n and the drifted allocation w_{n-1}; windows of prices are gathered
-on demand. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n).
-An instrument that is not listed has the limit 0; `head` bounds the others.
+The state of a task is the period n and the drifted allocation w_{n-1}; windows of prices are gathered on
+demand. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n). The limit of an
+unlisted instrument is 0; `head` bounds the others.
 
-A rebalance keeps the fraction `cost_factor` of wealth. The approximation is 1 - c sum|w - a|. The exact
+After a rebalance the fraction `cost_factor` of wealth remains, approximately 1 - c sum|w - a|. The exact
 factor mu (Jiang et al. 2017) solves
 mu (1 - c a_0) = 1 - c w_0 - (2c - c^2) sum_{i>=1} (w_i - mu a_i)^+, where entity 0 is cash and pays
-no commission; without cash both its shares are 0. The two differ by less than 2c^2.
+no commission; without cash, w_0 = a_0 = 0. The two differ by less than 2c^2.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, Bounds, Head, Scalar, equal_shares, equal_within
 from apportion.tasks import Task
 
-# Newton's method on a concave piecewise-linear equation ends after finitely many pieces; at real
-# commissions the first guess already lies on the last piece or the one beside it.
+# Newton's method on a concave piecewise-linear equation ends after finitely many pieces. At realistic
+# commissions the initial value is already on the last piece or the one next to it.
 _NEWTON_STEPS = 6
 
 
@@ -40,7 +40,21 @@ def _fraction(rate: float | Array) -> Array:
 
 
 class Costs(eqx.Module):
-    """Proportional commission on everything bought and sold.
+    """Proportional transaction costs.
+
+    Parameters
+    ----------
+    rate : float or array
+        Commission c, a fraction of the value traded, in [0, 0.5).
+    exact : bool
+        Solve for the exact cost factor instead of using the first-order approximation.
+    cash : bool
+        Whether the first entity of every task is cash, which is free of commission.
+
+    Raises
+    ------
+    InputError
+        If `rate` is outside [0, 0.5).
 
     Examples
     --------
@@ -51,17 +65,25 @@ class Costs(eqx.Module):
     """
 
     rate: Scalar = eqx.field(converter=_fraction, default=0.0025)
-    """Commission c, a fraction of the value traded."""
     exact: bool = eqx.field(static=True, default=False, kw_only=True)
-    """Solve the fixed point instead of the first-order approximation."""
     cash: bool = eqx.field(static=True, default=False, kw_only=True)
-    """The first entity of every task is cash, free of commission."""
 
     def cost_factor(self, held: Allocation, allocation: Allocation) -> Scalar:
-        """The fraction of wealth left after trading from `held` to `allocation`.
+        """Compute the fraction of wealth that remains after trading from `held` to `allocation`.
 
-        The exact one is the root of a concave, decreasing, piecewise-linear function of mu, by Newton's
-        method. The last step alone carries the gradient: at the root it is the implicit function's.
+        The exact factor is the root of a concave, decreasing, piecewise-linear function of mu, found by
+        Newton's method. Only the last step is differentiated, which gives the gradient of the implicit
+        function.
+
+        Parameters
+        ----------
+        held, allocation : array of shape (entities,)
+            Shares before and after trading.
+
+        Returns
+        -------
+        array of shape ()
+            The cost factor, at most 1.
         """
         c = self.rate.astype(held.dtype)
         w0, a0 = (held[0], allocation[0]) if self.cash else (0.0, 0.0)
@@ -78,14 +100,39 @@ class Costs(eqx.Module):
 
 
 class Holding(eqx.Module):
-    """A task's state: period n of the episode, and the shares held as it begins."""
+    """State of a task: period n of the episode, and the shares held at its start."""
 
     n: Int[Array, ""]
     held: Allocation
 
 
 class Market(Problem):
-    """Prices and commissions of a universe; an episode runs over `horizon` trading days.
+    """Portfolio problem on the prices of a universe; use `Market.of` to build it.
+
+    Parameters
+    ----------
+    prices : array of shape (time, universe, channels)
+        Complete prices; the first channel is the close.
+    first : int array of shape ()
+        Row of the close that ends the first period of an episode.
+    length : int array of shape ()
+        Periods of an episode, at most `horizon`. An array, so that runs over different years share one
+        compiled program.
+    costs : Costs
+        Transaction costs.
+    tracking : array of shape ()
+        Weight of the penalty on the squared difference of log growth from equal shares; the paper has 0.
+    window : int
+        Days of history in an observation.
+    horizon, universe : int
+        Largest number of periods, and number of entities.
+    listed : bool array of shape (periods, universe), optional
+        Whether each entity can be held over the period that ends on each row; by default all can.
+    head : Head
+        Floor and cap of allocations, which observations contain as floors and limits.
+    centre, scale : float
+        Observations are scale (v / v_last_close - centre), of order 1; the paper's raw ratios have
+        centre 0 and scale 1.
 
     Examples
     --------
@@ -97,23 +144,16 @@ class Market(Problem):
 
     prices: Float[Array, "time universe channels"]
     first: Int[Array, ""]
-    """Row of the close that ends the episode's first period."""
     length: Int[Array, ""]
-    """Periods of an episode, at most `horizon`; a leaf, so that runs over different years share one
-    program."""
     costs: Costs
     tracking: Scalar
-    """Penalty on the squared difference of log growth from equal shares (0: the paper's reward)."""
     window: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
     universe: int = eqx.field(static=True)
     listed: Bool[Array, "periods universe"] | None = None
-    """Whether each entity can be held over the period that ends on each row; None: all can."""
     head: Head = eqx.field(default_factory=Head)
-    """Floor and cap of each allocation, which observations show as limits and floors."""
     centre: float = eqx.field(static=True, default=1.0)
     scale: float = eqx.field(static=True, default=10.0)
-    """A window shows scale (v / v_last_close - centre), of order 1; the paper's raw ratios have 1 and 0."""
 
     @classmethod
     def of(
@@ -127,18 +167,41 @@ class Market(Problem):
         tracking: float = 0.0,
         head: Head | None = None,
     ) -> "Market":
-        """Return the market over the periods that end between `start` and `end`, both days included.
+        """Build the market of the periods that end between two days.
 
-        Without `start` the first period is the first with a full window of history. With cash
-        (`costs.cash`) a constant price is added as the universe's last entity: put it in front of every
-        task with `tasks.with_entity(market.universe - 1)`. `head` bounds the allocations; bounds that
-        the instruments cannot meet together are refused.
+        With cash (`costs.cash`) a constant price is added as the last entity of the universe. Put it in
+        front of every task with `tasks.with_entity(market.universe - 1)`.
+
+        Parameters
+        ----------
+        prices : Prices
+            Daily prices.
+        start, end : str or datetime64, optional
+            First and last day, both included. By default all periods with a full window before them.
+        window : int
+            Days of history in an observation.
+        costs : Costs, optional
+            Transaction costs; 0.25 % by default.
+        tracking : float
+            Weight of the penalty on tracking error.
+        head : Head, optional
+            Floor, cap and cash of allocations.
+
+        Returns
+        -------
+        Market
+            The market.
+
+        Raises
+        ------
+        InputError
+            If no period remains, or the instruments cannot meet the bounds.
         """
         costs = Costs() if costs is None else costs
         head = Head(cash=costs.cash) if head is None else head
         if head.cash and not costs.cash:
             raise InputError(
-                "head: cash is True, but no entity is cash; give Costs(cash=True), too"
+                "head: cash is True, but no entity is cash; also give Costs(cash=True)"
             )
         check_weights(head.floor, head.cap, len(prices.tickers), cash=costs.cash)
         if costs.cash and CASH in prices.tickers:
@@ -163,15 +226,15 @@ class Market(Problem):
         )
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
-        """Equal shares at the close before the first period."""
+        """Start from equal shares at the close before the first period."""
         return Holding(jnp.zeros((), jnp.int32), self.equal(task))
 
     def equal(self, task: Task, n: Int[Array, ""] | int = 0) -> Allocation:
-        """Equal shares of those listed in period n, by default in the first."""
+        """Return equal shares of the entities listed in period n."""
         return equal_within(task.mask, self._presence(task, n))
 
     def everything(self) -> Task:
-        """Return the task of all instruments, with cash in front if there is any."""
+        """Return the task of all instruments, with cash first if there is any."""
         if not self.costs.cash:
             return Task.of([range(self.universe)])[0]
         return Task.of([range(self.universe - 1)]).with_entity(self.universe - 1)[0]
@@ -189,18 +252,18 @@ class Market(Problem):
         return Bounds(limits=self.listed[self.first + n, task.members].astype(float))
 
     def windows(self, task: Task, n: Int[Array, ""]) -> Float[Array, "entities window channels"]:
-        """What is known of each entity when period n begins: its last `window` days, scaled."""
+        """Return the scaled prices of the last `window` days before period n."""
         rows = self.first + n - self.window + jnp.arange(self.window)
         history = self.prices[rows[None, :], task.members[:, None]]
         return self.scale * (history / history[:, -1:, :1] - self.centre)
 
     def relatives(self, task: Task, n: Int[Array, ""]) -> Float[Array, " entities"]:
-        """Price relatives y_n of period n."""
+        """Return the price relatives y_n."""
         row = self.first + n
         return self.prices[row, task.members, 0] / self.prices[row - 1, task.members, 0]
 
     def tradable(self, task: Task, n: Int[Array, ""], wanted: Allocation) -> Allocation:
-        """Move what `wanted` gives to unlisted instruments to the others, in proportion."""
+        """Move the shares of unlisted instruments to the others, in proportion."""
         if self.listed is None:
             return wanted
         kept = jnp.where(self.listed[self.first + n, task.members], wanted, 0.0)
@@ -210,9 +273,9 @@ class Market(Problem):
     def grow(
         self, task: Task, n: Int[Array, ""], allocation: Allocation
     ) -> tuple[Scalar, Allocation]:
-        """Growth a_n . y_n and drifted shares w_n.
+        """Compute growth a_n . y_n and drifted shares w_n.
 
-        Where nobody of a task is listed wealth stands still and counts as equally shared.
+        If no entity of a task is listed, growth is 1 and the drifted shares are equal.
         """
         grown = allocation * self.relatives(task, n)
         growth = grown.sum()
@@ -222,7 +285,7 @@ class Market(Problem):
         return growth, jnp.where(allocation.sum() > 0, grown / growth, equal_shares(task.mask))
 
     def cost_factor(self, task: Task, held: Allocation, allocation: Allocation) -> Scalar:
-        """The fraction of wealth left after trading; nobody trades where nobody is listed."""
+        """Compute the fraction of wealth left after trading; 1 if no entity is listed."""
         factor = self.costs.cost_factor(held, allocation)
         return factor if self.listed is None else jnp.where(allocation.sum() > 0, factor, 1.0)
 
@@ -240,9 +303,9 @@ class Market(Problem):
 
 
 def _rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
-    """Rows of the first and last period that end between two days, both included.
+    """Return the rows of the first and last period that end between two days, both included.
 
-    A period's row is the day of its closing price; its decision is made at the close before.
+    The row of a period is that of its closing price; the decision is made at the previous close.
     """
     days = len(prices.dates)
     if days <= window:
@@ -271,7 +334,7 @@ def _rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple
 
 
 class Walk(eqx.Module):
-    """A strategy's way through the periods of one task, or of a stack of them."""
+    """Allocations and growth of a strategy on one task, or on a stack of tasks."""
 
     allocations: Float[Array, "*batch time entities"]
     growth: Float[Array, "*batch time"]
@@ -287,12 +350,11 @@ class Walk(eqx.Module):
 
 
 def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = 64) -> Walk:
-    """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets.
+    """Follow a policy over the whole horizon; `vmap` over tasks, policies or markets.
 
-    All features are computed in parallel, `chunk` days at a time to bound memory, then a_n and w_n are
-    scanned. Decisions of period n use closes
-    up to n - 1. Shares start equal at the close before the first period; drift does not depend on costs,
-    so net and gross share one walk.
+    Features are computed in parallel for `chunk` days at a time, which bounds memory; then a_n and w_n are
+    scanned. Decisions of period n use closes up to n - 1. Initial shares are equal. The drift does not
+    depend on costs, so one walk gives net and gross results.
     """
     days = jnp.arange(market.horizon)
 
@@ -307,7 +369,7 @@ def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = 64) 
 def growth_and_sharpe(
     log_return: Float[Array, "*batch time"], days: Int[Array, ""]
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Log growth a year and Sharpe ratio of the first `days` periods; what follows is padding."""
+    """Compute annual log growth and Sharpe ratio of the first `days` periods; the rest is padding."""
     real = jnp.arange(log_return.shape[-1]) < days
     growth = jnp.where(real, log_return, 0.0).sum(-1) / days
     simple = jnp.where(real, jnp.expm1(log_return), 0.0)
@@ -317,9 +379,9 @@ def growth_and_sharpe(
 
 
 def walk_targets(targets: Float[Array, "time entities"], market: Market, task: Task) -> Walk:
-    """Follow given target allocations, a row for each period of the market's horizon.
+    """Follow target allocations, one row per period of the horizon.
 
-    What a target gives to instruments that are not listed goes to the others in proportion.
+    Shares of unlisted instruments move to the others in proportion.
     """
     return _walk(lambda target, held, mask, bounds: target, targets, market, task)
 
@@ -341,5 +403,5 @@ def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> W
 
 @eqx.filter_jit
 def walk_tasks(policy: Policy, market: Market, tasks: Task) -> Walk:
-    """One policy over many tasks at once."""
+    """Follow a policy on a stack of tasks."""
     return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks)

@@ -1,9 +1,9 @@
 """Daily prices v_{i,n}: the table, and the reader of price files.
 
 A file has one of three layouts: wide (a column of closes for each ticker), long (a row for each date and
-ticker), or yfinance's (a column for each field and ticker). The rest of the package relies on positive
-numbers on ascending days, complete except for NaN before an instrument is listed and after it is delisted.
-Importing this file starts no JAX.
+ticker), or yfinance's (a column for each field and ticker). Prices are positive numbers on ascending days,
+complete except for NaN before an instrument is listed and after it is delisted. Importing this module does
+not import JAX.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ _LEAST_DAYS = 33
 _LEAST_TICKERS = 2
 _LARGEST_GAP = np.timedelta64(366, "D")
 _RECENT_DAYS = 5
-"""Trading days within which a missing price may be a file that was cut short."""
+"""Last trading days within which a missing price suggests a truncated file."""
 _LARGEST_MEDIAN_GAP = np.timedelta64(3, "D")
-"""Daily prices have most of their days in a row."""
+"""Largest median gap between two days of daily prices."""
 _PRICE_RANGE = (1e-30, 1e30)
-"""Prices that single precision can hold and divide."""
+"""Prices that single precision can represent and divide."""
 _ROUNDING = 1e-3
-"""A close may be this far, relatively, above the high or below the low."""
+"""Relative tolerance for a close above the high or below the low."""
 _SPLITS = (
     (2, 1),
     (3, 1),
@@ -47,15 +47,15 @@ _SPLITS = (
     (7, 4),
 )
 _UNUSUAL_FALL, _UNUSUAL_RISE = 0.36, 0.5
-"""Log moves beyond those of the other instruments that few stocks make: a fall of 30 %, a rise of 65 %."""
+"""Unusual log moves relative to the other instruments: a fall of 30 %, a rise of 65 %."""
 _QUIET_FALL = 0.186
-"""The same for a fall of which the volume shows nothing: 17 %."""
+"""Unusual fall on ordinary volume: 17 %."""
 _IMPOSSIBLE_MOVE = np.log(5)
-"""Log move that no volume attributes to the market, such as one from pence to pounds."""
+"""Log move that is an error at any volume, such as one from pence to pounds."""
 _MARKET_VOLUME_RATIO = 2.5
-"""Volume, relative to the usual, above which a move is attributed to the market."""
+"""Relative volume above which a move is attributed to the market."""
 _LARGEST_MARKET_MOVE = 0.15
-"""Largest log move that counts as the market's: all instruments may change their unit on one day."""
+"""Bound on the log move of the market, because all instruments may change their unit on one day."""
 _READ_FIELDS = ("close", "adj close", "high", "low", "volume")
 _YFINANCE_FIELDS = {
     *_READ_FIELDS,
@@ -73,7 +73,7 @@ _EXPECTED = (
     "and a column of closes for each ticker; columns date, ticker and close, and perhaps high and low "
     "together and volume; or what yfinance.download returns"
 )
-"""The layouts, as every refusal of an unsupported file names them."""
+"""The supported layouts, for error messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Prices:
     dates: np.ndarray
     """Trading days, ascending, as datetime64[D]."""
     tickers: tuple[str, ...]
-    """Names of the instruments, one a column."""
+    """Names of the instruments, one per column."""
     close: np.ndarray
     """Closing prices, (time, universe); NaN while an instrument is not listed."""
     high: np.ndarray | None = None
@@ -99,16 +99,16 @@ class Prices:
     low: np.ndarray | None = None
     """Lowest prices of each day, or None."""
     volume: np.ndarray | None = None
-    """Traded volume, NaN if not known, or None. Only `jumps` reads it: no part of the fingerprint."""
+    """Traded volume, NaN if unknown, or None. Only `jumps` uses it; the fingerprint does not."""
 
     @property
     def channels(self) -> int:
-        """Number of series of each instrument: close, or close, high and low."""
+        """Number of series per instrument: 1 (close) or 3 (close, high, low)."""
         return 1 if self.high is None else 3
 
     @property
     def fingerprint(self) -> str:
-        """Hash of tickers, days and prices, 16 digits, the same on every machine."""
+        """Hash of tickers, days and prices, 16 hexadecimal digits, equal on every machine."""
         digest = hashlib.sha256("\n".join(self.tickers).encode())
         digest.update(self.dates.astype("datetime64[D]").astype("<i8").tobytes())
         digest.update(np.ascontiguousarray(self.values(), "<f8").tobytes())
@@ -116,11 +116,11 @@ class Prices:
 
     @cached_property
     def jumps(self) -> list["Jump"]:
-        """Moves in a day that look like a split without adjustment or an error.
+        """Daily moves that look like an unadjusted split or an error.
 
-        A move is one if it is a fall of more than 30 % or a rise of more than 65 % beyond the median of the
-        other instruments. If the file has volumes, a fall of 17 % on the usual volume is one too, and a
-        move is attributed to the market if far more is traded than usual.
+        These are falls of more than 30 % and rises of more than 65 % relative to the median of the other
+        instruments. If the file has volumes, they include falls of 17 % on ordinary volume, and a move on
+        unusually high volume is attributed to the market.
 
         Examples
         --------
@@ -150,22 +150,22 @@ class Prices:
         return found
 
     def _relative_volume(self, relatives: np.ndarray, row: int, column: int) -> float:
-        """Return the money traded, relative to the usual; NaN if it is unknown or the move is an error.
+        """Return the money traded relative to the median; NaN if it is unknown or the move is an error.
 
-        `relatives` are those of the move's day and of the next.
+        `relatives` are the relatives of the day of the move and the next day.
         """
         if self.volume is None or row < 20 or len(relatives) < 2:
             return np.nan
         move, after = np.abs(np.log(relatives))
         usual = float(np.median(self.volume[max(row - 60, 0) : row, column]))
-        # An error is undone the next day, whatever the volume.
+        # An error is reversed on the next day.
         if abs(after - move) < 0.5 * move or not usual > 0:
             return np.nan
-        # After a split of 10:1 ten times as many units are traded for the same money.
+        # After a split of 10:1 the same money trades ten times as many units.
         return float(self.volume[row, column] * min(relatives[0], 1.0)) / usual
 
     def values(self) -> np.ndarray:
-        """All series as one array, (time, universe, channels)."""
+        """Return all series as one array, (time, universe, channels)."""
         if self.high is None or self.low is None:
             return self.close[..., None]
         return np.stack([self.close, self.high, self.low], -1)
@@ -183,23 +183,23 @@ class Prices:
     def tradable(self) -> np.ndarray | None:
         """Return which instruments can be held over the period that ends on each row; None if all can.
 
-        It is bought at its first close at the earliest and sold at its last.
+        An instrument can be bought at its first close at the earliest and is sold at its last.
         """
         priced = ~np.isnan(self.close)
         return None if priced.all() else priced & np.concatenate([priced[:1], priced[:-1]])
 
     def row(self, day: str | np.datetime64) -> int:
-        """The row of the first trading day on or after `day`; past the end when none is left."""
+        """Return the row of the first trading day on or after `day`; past the end if there is none."""
         return int(np.searchsorted(self.dates, as_day(day)))
 
     def select(self, tickers: Sequence[str]) -> "Prices":
-        """The named instruments, in this order."""
+        """Return the named instruments, in this order."""
         places = {ticker: place for place, ticker in enumerate(self.tickers)}
         unknown = [ticker for ticker in tickers if ticker not in places]
         if unknown:
             raise InputError(
                 f"prices: ticker {unknown[0]} is not among the {len(self.tickers)} in the data; "
-                f"known ones start {', '.join(self.tickers[:5])}"
+                f"the first are {', '.join(self.tickers[:5])}"
             )
         columns = [places[ticker] for ticker in tickers]
         return self._cut(slice(None), columns)
@@ -219,23 +219,23 @@ class Prices:
         return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], *others)
 
     def with_tomorrow(self, days: int) -> "Prices":
-        """Return the last `days` rows and one more with the same prices, which no decision sees."""
+        """Return the last `days` rows and a copy of the last one, which no observation contains."""
         end = len(self.dates) - 1
         last = self._cut(np.append(np.arange(max(end + 1 - days, 0), end + 1), end))
         dates = np.append(last.dates[:-1], day_after(last.dates[-1]))
         return replace(last, dates=dates)
 
     def years(self) -> list[int]:
-        """Calendar years in the data."""
+        """Return the calendar years in the data."""
         return np.unique(self.dates.astype("datetime64[Y]").astype(int) + 1970).tolist()
 
     def to_frame(self) -> pd.DataFrame:
-        """Closes as a table: a row a day, a column a ticker."""
+        """Return the closes as a table, one row per day and one column per ticker."""
         index = pd.DatetimeIndex(self.dates, name="date")
         return pd.DataFrame(self.close, index=index, columns=list(self.tickers))
 
     def summary(self) -> str:
-        """Describe the data in a line."""
+        """Describe the data in one line."""
         series = "close" if self.high is None else "close, high, low"
         return (
             f"{len(self.tickers)} tickers x {len(self.dates)} days, {self.dates[0]} to "
@@ -244,19 +244,38 @@ class Prices:
 
 
 def day_after(day: str | np.datetime64) -> np.datetime64:
-    """The calendar day after this one."""
+    """Return the next calendar day."""
     return as_day(day) + np.timedelta64(1, "D")
 
 
 def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) -> Prices:
-    """Read a price file and refuse unusual moves; without a path, return the embedded stocks.
+    """Read a price file and reject unusual daily moves.
 
     Parameters
     ----------
-    path
-        CSV or Parquet file (see `load_prices`).
-    allow_jumps
-        Moves to accept, each as TICKER:DAY; `all` accepts every move.
+    path : Path or None
+        CSV or Parquet file (see `load_prices`). None returns the embedded stocks.
+    allow_jumps : sequence of str, optional
+        Moves to accept, each as TICKER:DAY; "all" accepts every move.
+
+    Returns
+    -------
+    Prices
+        The validated prices.
+
+    Raises
+    ------
+    InputError
+        If the file is invalid, or contains a move that is neither accepted nor explained by its volume.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "prices.csv"
+    >>> days = pd.bdate_range("2024-01-01", periods=40, name="date")
+    >>> pd.DataFrame({"A": 10.0, "B": 20.0}, days).to_csv(file)
+    >>> read_prices(file).tickers
+    ('A', 'B')
     """
     if path is None:
         return embedded_prices()
@@ -270,15 +289,15 @@ def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) 
         raise InputError(
             f"{path}: prices move too far in one day: {', '.join(map(str, jumps[:4]))}{more}; give prices "
             f"that are adjusted for splits and free of errors, or --allow-jumps {jumps[0].name} to accept "
-            "a move (without a name, every one)"
+            "a move (without a name, all moves)"
         )
     return prices
 
 
 def check_last_day(prices: Prices) -> None:
-    """Refuse to decide on a file whose last days lack an instrument, as one that was cut short does.
+    """Raise InputError if an instrument has a recent price but none on the last day.
 
-    An instrument without a price would be sold.
+    The file may be truncated, and a policy would sell an instrument without a price.
     """
     priced = ~np.isnan(prices.close)
     for place in np.flatnonzero(priced[-1 - _RECENT_DAYS :].any(0) & ~priced[-1]):
@@ -289,7 +308,7 @@ def check_last_day(prices: Prices) -> None:
 
 
 def embedded_prices() -> Prices:
-    """Return closes of 20 large S&P 500 stocks, 1990 to 2022, from skfolio."""
+    """Return the closes of 20 large S&P 500 stocks, 1990 to 2022, from skfolio."""
     otherwise = " or give your own file with --prices"
     with optional_import("the embedded prices come with skfolio", "market", otherwise):
         from skfolio.datasets import load_sp500_dataset
@@ -298,7 +317,7 @@ def embedded_prices() -> Prices:
 
 @dataclass(frozen=True)
 class Jump:
-    """A move in a day that looks like a split or an error."""
+    """Daily move that looks like a split or an error."""
 
     ticker: str
     day: str
@@ -309,7 +328,7 @@ class Jump:
 
     @property
     def name(self) -> str:
-        """The move as `--allow-jumps` takes it."""
+        """The move in the form that `--allow-jumps` accepts."""
         return f"{self.ticker}:{self.day}"
 
     def __str__(self) -> str:
@@ -320,20 +339,20 @@ class Jump:
 
 
 def load_prices(path: str | Path) -> Prices:
-    """Read and check a price file.
+    """Read and validate a price file.
 
     Parameters
     ----------
-    path
-        CSV or Parquet; wide with a first column of days and a column of closes for each ticker, long
-        with columns date, ticker, close and perhaps high, low and volume, or with two levels of names as
-        yfinance writes them. Other fields are ignored. Adjusted closes ("adj close") replace the closes,
-        and highs and lows are adjusted by the same factor.
+    path : str or Path
+        CSV or Parquet file: wide, with days in the first column and a column of closes for each ticker;
+        long, with columns date, ticker, close and optionally high, low and volume; or with two levels of
+        names, as yfinance writes them. Other fields are ignored. Adjusted closes ("adj close") replace the
+        closes, and highs and lows are adjusted by the same factor.
 
     Raises
     ------
     InputError
-        One sentence with the file, the place and the way out.
+        If the file is invalid; the message names the file, the place and a remedy.
     """
     path = require_file(path, "a CSV or Parquet file of daily prices")
     with reading(path, _EXPECTED):
@@ -342,8 +361,8 @@ def load_prices(path: str | Path) -> Prices:
     gaps = np.diff(prices.dates)
     if len(gaps) and np.median(gaps) > _LARGEST_MEDIAN_GAP:
         raise InputError(
-            f"{path}: its dates are {np.median(gaps)} apart in the median; daily prices are needed, "
-            "because all numbers a year count 252 of them"
+            f"{path}: its dates are {np.median(gaps)} apart in the median; give daily prices, because "
+            "annual numbers assume 252 days per year"
         )
     if len(prices.dates) < _LEAST_DAYS or gaps.max() > _LARGEST_GAP:
         last = int(gaps.argmax()) if len(gaps) else 0
@@ -363,7 +382,7 @@ def load_prices(path: str | Path) -> Prices:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Read all values as text, such as the tickers 000001 and NA; the index is the line in the file."""
+    """Read all values as text, so that 000001 and NA are tickers; the index is the line in the file."""
     plain: dict[str, Any] = {"header": None, "keep_default_na": False, "skip_blank_lines": False}
     text = pd.read_csv(path, dtype=str, encoding="utf-8-sig", **plain).fillna("")
     rows = text.head(3).to_numpy().tolist()
@@ -371,7 +390,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     data = len(rows) < 3 or re.fullmatch(_ISO_DAY, rows[1][0])
     if not data and _field_level(rows[0][1:], rows[1][1:]) is not None:
         names = pd.MultiIndex.from_arrays(rows[:2])
-        # pandas writes the name of the index in a row of its own.
+        # pandas writes the name of the index in a separate row.
         headers = 2 if any(rows[2][1:]) else 3
     frame = text.iloc[headers:].set_axis(names, axis=1)
     frame.index = pd.RangeIndex(headers + 1, headers + 1 + len(frame), name="line")
@@ -379,7 +398,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """Read a table and move its index to the first columns unless it counts rows."""
+    """Read a table and move its index to the first columns unless the index is the row number."""
     frame = read_parquet(path)
     frame = frame.reset_index(drop=pd.api.types.is_integer_dtype(frame.index.dtype))
     frame.index = pd.RangeIndex(1, 1 + len(frame), name="row")
@@ -397,7 +416,7 @@ def _field(name: object) -> str:
 
 
 def _field_level(*levels: Sequence[str]) -> int | None:
-    """Return which level of yfinance's names has the fields; None if none has."""
+    """Return the level of yfinance's column names that has the fields, or None."""
     for level, names in enumerate(levels):
         fields = set(map(_field, names))
         if "close" in fields and fields <= _YFINANCE_FIELDS:
@@ -422,12 +441,12 @@ def _to_long(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     found = set(names) if long else {"date", *(field for field, _ in pairs)}
     complete = {"date", "close"} <= found and ("high" in found) == ("low" in found)
     repeated = len(names) > len(found) if long else len(pairs) > len(set(pairs))
-    # LOW is a ticker, but not beside HIGH.
+    # LOW is a ticker, unless there is also a column HIGH.
     wrong = not long and (set(names[1:]) & _NOT_TICKERS or {"high", "low"} <= set(names[1:]))
     if repeated or wrong or not complete:
         listed = ", ".join(tickers[:8])
         raise InputError(
-            f"{source}: the columns {listed} have none of the layouts or repeat a name; {_EXPECTED}"
+            f"{source}: the columns {listed} match none of the layouts or repeat a name; {_EXPECTED}"
         )
     if long:
         return frame.set_axis(pd.Index(names, dtype=object), axis=1)
@@ -448,17 +467,17 @@ def _refuse_cells(column: Any, bad: Any, what: str, way_out: str, source: str) -
 
 
 def _refuse_names(names: Iterable[str], source: str) -> None:
-    """Refuse names that break a line or that a spreadsheet would compute."""
+    """Raise InputError for names with line breaks and names that a spreadsheet would evaluate."""
     for name in names:
         if not name.isprintable() or name.startswith(("=", "+", "-", "@")):
             raise InputError(
                 f"{source}: {name!r} is no ticker; write it in one line, and not with =, +, - or @ in "
-                "front, which a spreadsheet takes for a formula"
+                "front, which a spreadsheet evaluates as a formula"
             )
 
 
 def _days(column: Any, source: str) -> np.ndarray:
-    """Convert a column to datetime64[D]; offsets are the exchange's, and dropped."""
+    """Convert a column to datetime64[D]; drop UTC offsets, because days are the exchange's."""
     text = column.fillna("").astype(str).str.strip()
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         days = column.dt.tz_localize(None)
@@ -466,12 +485,12 @@ def _days(column: Any, source: str) -> np.ndarray:
         iso = text.where(text.str.fullmatch(_ISO_DAY)).str[:10]
         days = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
     _refuse_cells(text, days.isna(), "no date", _EXPECTED, source)
-    # 15:00 in UTC is midnight in Tokyo, of the next day.
+    # A time of day may belong to another day at the exchange: 15:00 in UTC is midnight in Tokyo.
     later = text.str.contains(r"[T ](?!00:?(?:00)?(?::?00(?:\.0*)?)?(?:[Z +-]|$))")
     way_out = "write the exchange's own day without a time, so that no zone can move it"
     _refuse_cells(text, later, "a time of day", way_out, source)
     found = days.to_numpy().astype("datetime64[D]")
-    # In some zones it is tomorrow already.
+    # Allow one day, because the date differs between time zones.
     late = found > np.datetime64("today") + 1
     _refuse_cells(text, late, "in the future", "correct the date, or leave out forecasts", source)
     return found
@@ -480,7 +499,7 @@ def _days(column: Any, source: str) -> np.ndarray:
 def _numbers(column: Any, source: str) -> np.ndarray:
     """Convert a column to floats, NaN if a value is missing."""
     if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
-        # As text, True is no price of 1.
+        # As text, because pandas converts True to 1.
         column = column.astype(str)
         column = column.where(~column.isin(_MISSING))
     values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
@@ -490,7 +509,7 @@ def _numbers(column: Any, source: str) -> np.ndarray:
 
 
 def _parse(frame: pd.DataFrame, source: str) -> Prices:
-    """Check a table in one of the three layouts; adjusts highs and lows as closes are."""
+    """Validate a table in one of the three layouts; adjust highs and lows by the factor of the closes."""
     if not len(frame):
         raise InputError(f"{source}: has no rows; give a row for each day")
     frame = _to_long(frame, source)
@@ -531,7 +550,7 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
         wrong = (found < _PRICE_RANGE[0]) | (found > _PRICE_RANGE[1])
         refuse(wrong, f"values of {field} that are no prices", "prices must be finite and > 0")
     close = values.get("adj close", values["close"])
-    # Seconds since 1970, or finer: no price is as high.
+    # Whole numbers above 1e8 are timestamps, not prices.
     times = (~priced | (close > 1e8) & (close % 1 == 0)).all(0)
     years = 1970 + calendar.astype("datetime64[Y]").astype(int)
     times |= (~priced | (close == years[:, None])).all(0)

@@ -1,7 +1,7 @@
-"""What strategies earned, day by day: measures, intervals that respect time, table, JSON and picture.
+"""Daily returns of strategies: metrics, block intervals, table, JSON and plot.
 
-Every metric is a function of simple returns over the last axis. Intervals are those of a jackknife over
-blocks of a month (how often they cover is in docs/results/coverage).
+Every metric is a function of simple returns over the last axis. Intervals come from a jackknife over
+blocks of a month (docs/results/coverage has their coverage).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRADING_DAYS = 252
-"""Trading days a year."""
+"""Trading days per year."""
 EQUAL, LAZY = "equal-crp", "lazy-crp"
-"""Equal shares restored every day, and the same a tenth of the way each day."""
+"""Equal shares restored every day, fully or a tenth of the way."""
 HINDSIGHT = frozenset({"best-crp"})
-"""Strategies chosen when all is known: no rivals, and marked wherever they stand."""
+"""Strategies chosen with knowledge of the test period; tables and plots mark them."""
 
 
 def wealth(returns: np.ndarray) -> np.ndarray:
-    """Final wealth from 1."""
+    """Final wealth for an initial wealth of 1."""
     return np.prod(1 + returns, -1)
 
 
 def annual_return(returns: np.ndarray) -> np.ndarray:
-    """Growth compounded to a year of 252 days.
+    """Annual return, compounded over 252 days.
 
     >>> round(float(annual_return(np.full(126, 0.0))), 3)
     0.0
@@ -40,12 +40,12 @@ def annual_return(returns: np.ndarray) -> np.ndarray:
 
 
 def log_growth(returns: np.ndarray) -> np.ndarray:
-    """Log growth a year: additive over periods, as the reward is."""
+    """Annual log growth, which is additive over periods like the reward."""
     return np.log1p(returns).mean(-1) * TRADING_DAYS
 
 
 def volatility(returns: np.ndarray) -> np.ndarray:
-    """Standard deviation of returns, a year's."""
+    """Annualised standard deviation of returns."""
     return (
         returns.std(-1, ddof=1) * np.sqrt(TRADING_DAYS)
         if returns.shape[-1] > 1
@@ -54,14 +54,14 @@ def volatility(returns: np.ndarray) -> np.ndarray:
 
 
 def sharpe(returns: np.ndarray) -> np.ndarray:
-    """Mean return over its standard deviation, a year's, without interest on cash, or NaN."""
+    """Annualised Sharpe ratio with a risk-free rate of 0; NaN if the volatility is 0."""
     risk = np.asarray(volatility(returns), float)
     mean = returns.mean(-1) * TRADING_DAYS
     return np.where(risk > 0, mean / np.where(risk > 0, risk, 1.0), np.nan)
 
 
 def max_drawdown(returns: np.ndarray) -> np.ndarray:
-    """Largest fall from a peak, as a positive fraction of the peak.
+    """Largest drawdown, as a positive fraction of the peak.
 
     >>> float(max_drawdown(np.array([0.5, -0.5, 0.1])))
     0.5
@@ -83,35 +83,35 @@ _METRICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True, eq=False)
 class Backtest:
-    """The records of several strategies over one period on one set of instruments.
+    """Results of several strategies on the same days and instruments.
 
-    Made by `backtest_strategies`; `equal-crp` is always among them.
+    `backtest_strategies` returns it; `equal-crp` is always included.
     """
 
     dates: np.ndarray
-    """The day on which each period ends."""
+    """Last day of each period."""
     tickers: tuple[str, ...]
     cost: float
     gross: Mapping[str, np.ndarray]
     """Simple returns of each strategy before costs, (time,)."""
     net: Mapping[str, np.ndarray]
     turnover: Mapping[str, np.ndarray]
-    """sum |a_n - w_{n-1}| of each period, bought and sold counted both."""
+    """sum |a_n - w_{n-1}| of each period, purchases plus sales."""
     allocations: Mapping[str, np.ndarray]
     """Allocations of each strategy, (time, entities)."""
     trained_until: str | None = None
-    """The last day that the policy was trained on."""
+    """Last training day of the policy."""
 
     @property
     def in_sample(self) -> int:
-        """Periods that the policy was trained on, which say nothing about days to come."""
+        """Number of periods that the policy was trained on."""
         if self.trained_until is None:
             return 0
         return int((self.dates <= np.datetime64(self.trained_until)).sum())
 
     @cached_property
     def measures(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Side -> strategy -> metric -> value; turnover is the mean over periods."""
+        """Metrics by side ("net", "gross"), strategy and name; turnover is the mean over periods."""
 
         def measured(name: str, returns: np.ndarray) -> dict[str, float]:
             values = {metric: float(of(returns)) for metric, of in _METRICS.items()}
@@ -123,16 +123,16 @@ class Backtest:
         }
 
     def intervals(self, name: str) -> dict[str, Estimate]:
-        """The net metrics that estimate what days to come are drawn from, with 95 % intervals by blocks.
+        """Return net metrics with 95 % intervals by blocks of days.
 
-        Volatility and drawdowns are not among them: calm and wild times last longer than a block, so that
-        an interval of the one would be too narrow, and the largest fall so far grows with every day.
+        Volatility and drawdown have no interval: volatility clusters last longer than a block, so that the
+        interval would be too narrow, and the largest drawdown grows with the number of days.
         """
         returns = self.net[name]
         years = len(returns) / TRADING_DAYS
         growth = over_blocks(log_growth, returns)
         ends = np.array([growth.value, growth.low, growth.high])
-        with np.errstate(over="ignore"):  # what a few days compound to
+        with np.errstate(over="ignore"):  # compounding a few days to a year can overflow
             in_all, a_year = np.exp(ends * years), np.expm1(ends)
         return {
             "wealth": Estimate(*map(float, in_all), n=growth.n),
@@ -143,12 +143,12 @@ class Backtest:
         }
 
     def against(self, name: str, other: str = EQUAL) -> Estimate:
-        """Difference of two strategies' net log growth a year, with its interval by blocks of days."""
+        """Return the difference in annual net log growth, with its interval by blocks of days."""
         gap = np.log1p(self.net[name]) - np.log1p(self.net[other])
         return over_blocks(lambda days: days.mean() * TRADING_DAYS, gap)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each strategy: net metrics, their interval ends, and gross wealth."""
+        """Return one row per strategy: net metrics, their interval ends, and gross wealth."""
         rows = []
         for name in self.net:
             row: dict[str, Any] = {"strategy": name, **self.measures["net"][name]}
@@ -158,7 +158,7 @@ class Backtest:
         return pd.DataFrame(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """The contract of `apportion backtest --json`; a metric that is not a number is null."""
+        """Return the content of `apportion backtest --json`; a metric that is not finite is null."""
 
         def side(name: str) -> dict[str, dict[str, float | None]]:
             told = [*(metric for metric in _METRICS if metric != "log_growth"), "turnover"]
@@ -179,7 +179,7 @@ class Backtest:
         }
 
     def summary(self) -> str:
-        """The strategies side by side, net of costs, each with its interval against Equal CRP."""
+        """Return a text table of net metrics, with the interval of the gain over Equal CRP."""
         lines = [
             f"{self.dates[0]} to {self.dates[-1]}, {len(self.dates)} periods, "
             f"{len(self.tickers)} instruments, commission {self.cost:.2%}",
@@ -196,13 +196,13 @@ class Backtest:
             )
         if self.in_sample:
             lines.append(
-                f"{self.in_sample} of {len(self.dates)} periods are days the policy was trained on: "
-                "they say nothing about days to come"
+                f"{self.in_sample} of {len(self.dates)} periods are days the policy was trained on; "
+                "results on them do not predict later days"
             )
         return "\n".join(lines)
 
     def plot(self) -> "Figure":
-        """Wealth of every strategy net of costs, and its lead over Equal CRP."""
+        """Plot net wealth of every strategy, and its lead over Equal CRP."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 6.5), layout="constrained")
@@ -224,5 +224,5 @@ class Backtest:
 
 
 def labelled(name: str) -> str:
-    """A strategy's name as it stands in tables and pictures."""
+    """Return the name of a strategy in tables and plots."""
     return f"{name} (hindsight)" if name in HINDSIGHT else name

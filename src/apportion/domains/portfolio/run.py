@@ -1,7 +1,7 @@
 """A portfolio run: training from a file of prices, and its results.
 
-Trust, trade fraction and the number of updates are chosen on validation years inside the training period.
-Prices are read and checked before JAX starts.
+Trust, trade fraction and the number of updates are selected on validation years in the training period.
+Prices are read and validated before JAX starts.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def prepare_run(settings: PortfolioJob) -> "PreparedJob":
-    """Read and check the prices, and cut off the days from `until` on."""
+    """Read and validate the prices, and drop the days from `until` on."""
     prices = read_prices(settings.prices, allow_jumps=settings.allow_jumps)
     known = prices if settings.until is None else prices.until(settings.until)
     if not len(known.dates):
@@ -36,7 +36,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
     from apportion.runs.signals import tested_after_training
     from apportion.training import Chunks
 
-    # Settings that do not fit the data are refused before a folder is made.
+    # Settings that do not fit the data raise before the folder is created.
     training.draw_portfolio_tasks(len(known.tickers), settings)
     training.training_market(known, settings)
 
@@ -114,12 +114,12 @@ class CheckedPrices:
         return {"prices": facts}
 
     def to_frame(self) -> pd.DataFrame:
-        """The closes."""
+        """Return the closes."""
         return self.prices.to_frame()
 
     def summary(self) -> str:
-        """Describe the file in a line, and each accepted move in another."""
-        # Moves of the market come last.
+        """Describe the file in one line, followed by one line per accepted move."""
+        # Moves of the market are last.
         found = sorted(self.prices.jumps, key=lambda jump: bool(jump.market))
         moves = [f"moves far: {jump}" for jump in found]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
@@ -146,7 +146,7 @@ def _outcome(
     choice: "Choice | None",
     following: pd.DataFrame,
 ) -> "JobResult":
-    """Return the results of a run, with a backtest if there are days after the training."""
+    """Return the results of a run, with a backtest if there are days after training."""
     from apportion.runs.runner import JobResult
 
     notes, tables = [about["chosen"]], {"next": following}
@@ -163,10 +163,10 @@ def _outcome(
     else:
         from apportion.domains.portfolio.record import LAZY
 
-        # Trading little is worth something by itself, so the baseline trades little too.
+        # Low turnover alone is a gain, so the baseline has low turnover too.
         ahead = result.against("policy", LAZY)
         card = {
-            "label": "Log growth a year over lazy rebalancing, net",
+            "label": "Annual log growth over lazy rebalancing, net",
             "value": f"{ahead.value:+.4f}",
             "interval": f"[{ahead.low:+.4f}, {ahead.high:+.4f}]",
             "note": f"{result.dates[0]} to {result.dates[-1]}, by blocks of days",

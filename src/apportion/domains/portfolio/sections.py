@@ -1,4 +1,4 @@
-"""Sections of a portfolio run's page: next allocation, choice, value over time."""
+"""Sections on the page of a portfolio run: next allocation, choice, value over time."""
 
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ _METRICS = {
     "turnover": "{:.4f}",
 }
 _CHOICE = (
-    "Sharpe ratio less that of daily Equal CRP, on years at the end of the training period, each with "
-    "policies trained before it; trust 0 is equal shares. A learned policy is taken only if it beats "
-    "them on average and in most years."
+    "Sharpe ratio minus that of daily Equal CRP, on years at the end of the training period, each with "
+    "policies trained on the days before it; trust 0 is equal shares. A learned policy is selected only if "
+    "it beats equal shares on average and in most years."
 )
 _NEXT_ROWS = 20
 
 
 def portfolio_sections(folder: Path) -> list[Section]:
-    """Return a section for each table that the run's folder has."""
+    """Return a section for each table in the run's folder."""
     sections: list[Section] = []
     shares = read_table(folder, "next")
     if shares is not None:
@@ -50,7 +50,7 @@ def portfolio_sections(folder: Path) -> list[Section]:
 
 
 def _next_allocation(shares: pd.DataFrame) -> Section:
-    """What `apportion allocate` would say, those furthest from equal shares first."""
+    """Show the next allocation, sorted by the distance from equal shares."""
     given = shares["share"].to_numpy(float)
     away = 100 * (given - 1 / max(np.count_nonzero(given), 1))
     order = np.argsort(-np.abs(away), kind="stable")
@@ -68,14 +68,14 @@ def _next_allocation(shares: pd.DataFrame) -> Section:
         "--holdings FILE."
     )
     day = shares["after"].iloc[0]
-    lead = f"For the period after {day}, from equal holdings: what apportion allocate prints."
+    lead = f"For the period after {day}, from equal holdings, as apportion allocate prints it."
     return Section("Next allocation", [Table("Shares", shown, note)], lead)
 
 
 def _values(
     wealth: pd.DataFrame, strategies: pd.DataFrame | None, results: dict[str, Any]
 ) -> Section:
-    """Every strategy's wealth over the tested days, and their metrics side by side."""
+    """Show wealth over the test days and the metrics of every strategy."""
     seen = results.get("in_sample_periods", 0)
     until = results.get("trained_until") if seen else None
     wealth = wealth.rename(columns=labelled)
@@ -85,13 +85,13 @@ def _values(
         parts.append(lines(title, words, frame, {"title": axis, "kind": kind}, trained=until))
 
     words = f"At the end: {_named(wealth.iloc[-1], '{:.3f}', 'highest')}"
-    axis = "value (multiples of what was invested, log scale)"
+    axis = "value (multiples of the investment, log scale)"
     draw("Value of 1 invested", wealth, axis, "log", words)
     if EQUAL in wealth and wealth.shape[1] > 1:
         ahead = (wealth.div(wealth[EQUAL], axis=0) - 1).drop(columns=EQUAL)
         words = f"At the end: {_named(ahead.iloc[-1], '{:+.1%}', 'highest')}"
         draw("Ahead of Equal CRP", ahead, "value over that of Equal CRP (%)", "percent", words)
-    # How far each lies below its own highest value so far, which starts at 1.
+    # The highest value so far starts at 1.
     below = wealth / wealth.cummax().clip(lower=1.0) - 1
     words = f"Deepest: {_named(below.min(), '{:.1%}', 'deepest')}"
     draw("Drawdown", below, "below the highest value so far (%)", "percent", words)
@@ -99,19 +99,19 @@ def _values(
         strategies["strategy"] = strategies["strategy"].map(labelled)
         note = "In brackets: 95 % intervals by blocks of days."
         parts.append(Table("Strategies side by side", _side_by_side(strategies), note))
-    lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
+    lead = "Net of costs, from 1 at the close before the first day, on the same days for all."
     if set(map(labelled, HINDSIGHT)) & set(wealth.columns):
-        lead += " What is marked as hindsight was chosen when all was known, and is no rival."
+        lead += " Strategies marked (hindsight) are chosen with knowledge of the whole test period."
     if seen:
         lead += (
             f" In-sample: {seen} of {len(wealth)} periods, shaded, are days up to {until} that the "
-            "policy was trained on; they say nothing about days to come."
+            "policy was trained on; results on them do not predict later days."
         )
     return Section("Value against baselines", parts, lead)
 
 
 def _named(row: pd.Series, form: str, best: str) -> str:
-    """The values of those that are drawn, and of the highest or deepest one of all."""
+    """List the values of the main strategies, and the highest or deepest value of all."""
     extreme = row.idxmax() if best == "highest" else row.idxmin()
     known = [name for name in ("policy", LAZY, EQUAL) if name in row.index] or row.index[:8]
     named = ", ".join(f"{name} {form.format(row[name])}" for name in known)
@@ -119,7 +119,7 @@ def _named(row: pd.Series, form: str, best: str) -> str:
 
 
 def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
-    """Each strategy's main metrics as text, `x [low, high]` where it has an interval.
+    """Format the main metrics of each strategy, as `x [low, high]` if there is an interval.
 
     Examples
     --------

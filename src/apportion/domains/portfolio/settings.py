@@ -1,9 +1,9 @@
-"""Settings of a portfolio run: one frozen dataclass that is also the command line.
+"""Settings of a portfolio run, in Python and on the command line.
 
 The defaults are the practical policy: an ensemble, shrunk to equal shares, that trades part of the way and
 is trained with a penalty on tracking error. `PortfolioSettings.paper()` is the paper's. `apportion train`
-chooses trust, trade fraction and the number of updates on validation years. Importing this file starts no
-JAX.
+selects trust, trade fraction and the number of updates on validation years. Importing this module does not
+import JAX.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from apportion.simplex import Head
 
 CASH = "cash"
-"""Name of cash among the tickers, if the policy can hold it."""
+"""Ticker of cash."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PortfolioSettings(TrainingSettings):
     """
 
     task_size: int = 10
-    """Instruments in a task, m."""
+    """Instruments per task, m."""
     steps: int = 6000
     """Updates of each policy."""
     members: int = 4
@@ -40,13 +40,13 @@ class PortfolioSettings(TrainingSettings):
     trust: float = 0.5
     """Trust k in the learned policy: the target is (1 - k)/m + k times its allocation."""
     trade_fraction: float = 0.1
-    """Fraction eta of the way from what is held to the target that is traded each day."""
+    """Fraction eta of the way from the shares held to the target that is traded each day."""
     tracking_error_weight: float = 15.0
     """Penalty in the reward on the squared daily difference of log growth from equal shares."""
     window: int = 31
-    """Days of history a decision sees, H."""
+    """Days of history in an observation, H."""
     batch: int = 109
-    """Consecutive days in a batch, B."""
+    """Consecutive days per batch, B."""
     hidden: int = 25
     """Units of the recurrent network."""
     learning_rate: float = 2.8e-4
@@ -54,20 +54,20 @@ class PortfolioSettings(TrainingSettings):
     cost: float = 0.0025
     """Commission c, a fraction of the value traded."""
     cash: bool = False
-    """Let the policy hold cash, which pays no commission and no interest."""
+    """Let the policy hold cash, which has no commission and no interest."""
     recency: float = 5e-5
     """How strongly batches favour recent days."""
     act_periods: int = 0
-    """Days acted in the drawn task after each update, n_e; the batch's own write-back keeps memory
-    fresh without it."""
+    """Days acted in the sampled task after each update, n_e; with 0, memory is refreshed only by the
+    allocations of each batch."""
     held_out: int = 0
-    """Instruments never trained on, drawn by the seed."""
+    """Instruments held out from training, selected by the seed."""
     max_weight: float = 1.0
-    """The most wealth in one instrument, as a share."""
+    """Largest share of an instrument."""
     min_weight: float = 0.0
-    """The least wealth in each instrument, as a share."""
+    """Smallest share of each instrument."""
     max_turnover: float = 2.0
-    """The most that is traded in a day, bought and sold added up; 2 exchanges everything."""
+    """Largest turnover of a day, purchases plus sales; 2 exchanges everything."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -99,21 +99,21 @@ class PortfolioSettings(TrainingSettings):
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
-        """The paper's policy: one seed, the allocation as it is, no penalty, 18,000 updates."""
+        """Return the paper's settings: one policy, full trust and trading, no penalty, 18,000 updates."""
         plain: dict[str, Any] = {"steps": 18_000, "members": 1, "trust": 1.0, "trade_fraction": 1.0}
         plain["tracking_error_weight"] = 0.0
         return cls(**(plain | changes))
 
     def priority(self, first_score: float | None = None) -> "Priority":
-        """Scores begin at the largest deviation from equal shares there is."""
+        """Return the task sampler; initial scores are the largest possible deviation from equal shares."""
         return super().priority(1 - 1 / self.task_size if first_score is None else first_score)
 
 
 @dataclass(frozen=True)
 class PortfolioJob(PortfolioSettings):
-    """Share wealth out among instruments, from a file of daily prices.
+    """Allocate wealth to instruments, from a file of daily prices.
 
-    Trust, trade fraction and the number of updates (steps at most) are chosen on the last years before
+    Trust, trade fraction and the number of updates (at most `steps`) are selected on the last years before
     `until`.
 
     Examples
@@ -125,17 +125,17 @@ class PortfolioJob(PortfolioSettings):
     steps: int = 4000
     """Updates of each policy, at most (see validation)."""
     prices: Path | None = None
-    """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
+    """CSV or Parquet file of daily prices; by default the 20 embedded stocks."""
     allow_jumps: tuple[str, ...] | None = None
-    """Take these moves of a day as they are, each TICKER:DAY; without any, every one. In question are falls
-    by 30 % and rises by 65 % beyond the other instruments, and falls by 17 % on the usual volume."""
+    """Accept these large daily moves, each TICKER:DAY; without a value, accept all. Large are falls of 30 %
+    and rises of 65 % relative to the other instruments, and falls of 17 % on ordinary volume."""
     until: str | None = None
-    """Train on days before this one only; what comes after is backtested."""
+    """Train only on days before this one, and backtest on the later ones."""
     validation: int = 3
-    """Years at the end of the training period on which trust, trade fraction and the number of updates are
-    chosen by the Sharpe ratio, with a policy trained before each; 0 takes all three as given."""
+    """Years at the end of the training period that select trust, trade fraction and the number of updates
+    by the Sharpe ratio, each with a policy trained before it; 0 keeps the given values."""
     chunk: int = 100
-    """Steps between two looks at the run: progress, saving, stopping."""
+    """Updates between two checkpoints: progress, saving, stopping."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -145,7 +145,7 @@ class PortfolioJob(PortfolioSettings):
 
 
 def all_or_named(jumps: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """What an option says of jumps: given without any it means all of them.
+    """Replace an option without values by `all`.
 
     >>> all_or_named(()), all_or_named(("EQIX:2010-10-06",)), all_or_named(None)
     (('all',), ('EQIX:2010-10-06',), None)
@@ -154,13 +154,13 @@ def all_or_named(jumps: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def check_cost(cost: float) -> None:
-    """Refuse a commission outside [0, 0.5)."""
+    """Raise InputError for a commission outside [0, 0.5)."""
     if not 0 <= cost < 0.5:
         raise InputError(f"cost is {cost}; it must be a fraction of at least 0 and below 0.5")
 
 
 def check_weights(low: float, high: float, count: int, *, cash: bool) -> None:
-    """Refuse weights that `count` instruments cannot meet together; cash takes what they cannot."""
+    """Raise InputError if `count` instruments cannot meet the bounds; cash takes any remainder."""
     if not cash and count * high < 1 - 1e-9:
         raise InputError(
             f"max_weight {high:g}: {count} instruments can then hold only {count * high:.4g} of the "

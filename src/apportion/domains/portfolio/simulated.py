@@ -1,4 +1,4 @@
-"""A market whose truth is known: the mean of every return, given all that came before.
+"""Simulated market with known conditional mean returns.
 
 r = 0.0003 + 0.008 f + mu + vol e: a common factor f, a regime mu = +-0.001 that lasts 30 days on
 average (momentum), and e, an AR(1) with phi = -0.2 (reversal). An instrument without signal has
@@ -18,7 +18,7 @@ _OVERNIGHT = 0.3
 
 @dataclass(frozen=True, eq=False)
 class SimulatedMarket:
-    """Prices together with the mean of each day's log return, given all that came before.
+    """Prices, and the conditional mean of each daily log return given the past.
 
     Examples
     --------
@@ -46,16 +46,16 @@ class SimulatedMarket:
 
         Parameters
         ----------
-        universe, days
-            Size of the table.
-        seed
-            The same seed gives the same market.
-        informative
-            Which instruments carry signal (default: all).
-        volatility
-            Daily volatility of each instrument (default: uniform between 1 % and 2 %).
-        autocorrelation
-            Of e in instruments with signal: below 0 a move is taken back, above 0 it goes on.
+        universe, days : int
+            Number of instruments and days.
+        seed : int
+            Seed of the simulation.
+        informative : bool array, optional
+            Which instruments carry signal; by default all.
+        volatility : array, optional
+            Daily volatility of each instrument; by default uniform between 1 % and 2 %.
+        autocorrelation : float or array
+            Autocorrelation of e for instruments with signal: reversal below 0, continuation above 0.
         """
         rng = np.random.default_rng(seed)
         signal = np.ones(universe, bool) if informative is None else np.asarray(informative, bool)

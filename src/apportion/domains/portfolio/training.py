@@ -1,8 +1,8 @@
-"""From prices to policies: Algorithm 1 with the direct gradient on the market's tasks.
+"""Training of portfolio policies: Algorithm 1 with the direct gradient on the tasks of a market.
 
-`train_portfolio_runs` is the one trainer behind every portfolio policy: runs differ in seed, method, tasks
-or days, and are one `vmap`. Memory holds w_{n-1} for every period of every task, refreshed by each
-batch's own drifted allocations.
+`train_portfolio_runs` trains all portfolio policies, with one `vmap` over runs that differ in seed, method,
+tasks or days. Memory holds w_{n-1} for every period of every task and is refreshed by the drifted
+allocations of each batch.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ from apportion.training import Chunks, Resume, TrainingResult, train
 
 @dataclass(frozen=True)
 class PortfolioTraining:
-    """A trained portfolio policy with what it was made from."""
+    """Result of `train_portfolio`."""
 
     policy: Policy
-    """Ready to use: the ensemble, shrunk and trading part of the way as the settings say."""
+    """The ensemble, with the trust, trade fraction and turnover limit of the settings."""
     training: TrainingResult
     tasks: Task
     seen: np.ndarray
-    """Instruments trained on, as columns of the prices."""
+    """Training instruments, as columns of the prices."""
     unseen: np.ndarray
 
 
@@ -51,10 +51,10 @@ def train_portfolio(
 
     Parameters
     ----------
-    prices
-        Everything the policy may learn from; cut it with `prices.until` to keep a test period.
-    settings
-        Defaults to the practical policy.
+    prices : Prices
+        Training data; use `prices.until` to exclude a test period.
+    settings : PortfolioSettings, optional
+        By default the practical policy.
     chunks, state
         As in `apportion.training.train`.
 
@@ -98,23 +98,23 @@ def train_portfolio_runs(
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
 ) -> TrainingResult:
-    """Independent runs in one `vmap`, each from its own first parameters.
+    """Train independent runs in one `vmap`.
 
     Parameters
     ----------
     tasks
-        One stack for all runs, or one for each.
+        One stack for all runs, or one for each run.
     policy_keys, run_keys
-        One of each for every run: what makes its first parameters, and its randomness.
+        Keys of each run, for its initial parameters and for training.
     priority
-        Where runs differ in method: selections stacked by run. By default the settings'.
+        Task samplers stacked by run, if runs differ in method; by default that of the settings.
     lengths
-        How many of the market's periods each run may learn from.
+        Number of periods of the market that each run trains on.
     market_axes
-        Which leaves of the market differ by run, for markets that are stacked.
+        Leaves of the market that differ by run, as `in_axes` of `vmap`.
     learner, replay, explore
-        How batches are learned from, how memory is filled and read, and the noise of what is acted; by
-        default as the settings say, with memory of the whole period, full from the start, and no noise.
+        Learner, memory and exploration noise. By default `Direct` with the batch size and learning rate of
+        the settings, a memory of the whole period that is full from the start, and no noise.
     """
     first = untrained_policies(market.prices.shape[-1], settings, policy_keys)
     if lengths is not None:
@@ -148,7 +148,7 @@ def train_portfolio_runs(
 def untrained_policies(
     channels: int, settings: PortfolioSettings, keys: Key[Array, " runs"]
 ) -> Policy:
-    """Return the policies that training starts from, stacked, one for each key."""
+    """Return a stack of untrained policies, one for each key."""
 
     def make(key):
         policy = Recurrent(channels, settings.hidden, head=settings.head(), key=key)
@@ -160,24 +160,24 @@ def untrained_policies(
 def draw_portfolio_tasks(
     universe: int, settings: PortfolioSettings
 ) -> tuple[np.ndarray, np.ndarray, Task]:
-    """Instruments to train on, instruments held out, and the tasks among the former.
+    """Return training instruments, held-out instruments, and tasks of the training instruments.
 
-    Where the settings have cash, the universe's last entity, it stands in front of every task.
+    If the policy can hold cash, the last entity of the universe, it is the first entity of every task.
     """
     seen, unseen = split_entities(universe, settings.held_out, seed=settings.seed)
     if settings.task_size > len(seen):
         raise InputError(
-            f"task_size {settings.task_size}: only {len(seen)} instruments are there to train on; "
-            "choose smaller tasks, hold fewer instruments out, or give more"
+            f"task_size {settings.task_size}: there are only {len(seen)} training instruments; choose "
+            "smaller tasks, hold fewer instruments out, or give more"
         )
-    # A small universe has few subsets: then all of them are the tasks.
+    # A small universe has fewer subsets than settings.tasks; all of them are used.
     count = min(settings.tasks, count_tasks(len(seen), settings.task_size))
     tasks = settings.trained_tasks(draw_tasks(seen, settings.task_size, count, seed=settings.seed))
     return seen, unseen, tasks.with_entity(universe) if settings.cash else tasks
 
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
-    """Return the market over every period that has a full window before it."""
+    """Return the market of all periods with a full window before them."""
     market = Market.of(
         prices,
         window=settings.window,
@@ -194,7 +194,7 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
 
 
 def compose(members: Policy, settings: PortfolioSettings) -> Policy:
-    """Combine stacked policies into one as the settings say."""
+    """Combine stacked policies into one, with the values of the settings."""
     return combine_members(members, settings.trust, settings.trade_fraction, settings.max_turnover)
 
 
@@ -205,12 +205,12 @@ def combine_members(
     max_turnover: float = 2.0,
 ) -> Policy:
     """Average stacked policies, shrink to equal shares, trade part of the way, limit turnover."""
-    # The limit is that of the whole, not of each member.
+    # The turnover limit applies to the combined policy, not to each member.
     members = members.policy if isinstance(members, LimitedTurnover) else members
     target = ShrunkToEqual(Ensemble(members), trust)
     return _limit_turnover(PartialTrading(target, trade_fraction), max_turnover)
 
 
 def _limit_turnover(policy: Policy, max_turnover: float) -> Policy:
-    """Return the policy with limited turnover; the policy itself if nothing is limited."""
+    """Limit the turnover of a policy, unless the limit has no effect."""
     return policy if max_turnover >= 2 else LimitedTurnover(policy, max_turnover)

@@ -1,7 +1,7 @@
-"""Choosing trust k, trade fraction eta and the updates on validation years inside the training period.
+"""Selection of trust k, trade fraction eta and the number of updates on validation years.
 
-For each validation year policies learn from the days before it alone; the Sharpe ratio decides
-(choosing by return over-fits), and equal shares (k = 0) win wherever trust is not earned.
+For each validation year, policies are trained on the days before it and compared by the Sharpe ratio
+(selection by return overfits). Equal shares (k = 0) are selected unless a learned policy beats them.
 """
 
 import math
@@ -35,20 +35,18 @@ from apportion.trees import grouped, stack
 
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
-"""The k and eta that are looked at."""
+"""Candidate values of k and eta."""
 _CHECKPOINTS = 3
-"""Numbers of updates that are looked at."""
+"""Number of candidate values for the number of updates."""
 _LEAST_DAYS = TRADING_DAYS // 2
-"""Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
+"""Smallest number of trading days in a validation year."""
 _TESTED = 10
-"""Tasks the choice is tested on, at most."""
+"""Largest number of tasks to validate on."""
 
 
 @dataclass(frozen=True)
 class Years:
-    """Years to walk forward over, as rows of a table of prices: each is tested with what was learned from
-    the days before it alone.
-    """
+    """Walk-forward years as rows of a price table; each is tested with policies trained before it."""
 
     years: tuple[int, ...]
     firsts: tuple[int, ...]
@@ -56,7 +54,7 @@ class Years:
 
     @classmethod
     def of(cls, prices: Prices, years: Sequence[int], *, before: int) -> "Years":
-        """Refuses years that are not there or have fewer than `before` days of history."""
+        """Build from calendar years; raise InputError if a year has fewer than `before` days before it."""
         firsts = [prices.row(f"{year}-01-01") for year in years]
         days = [
             prices.row(f"{year + 1}-01-01") - first
@@ -71,27 +69,27 @@ class Years:
         return cls(tuple(years), tuple(firsts), tuple(days))
 
     def known(self, window: int) -> Int[Array, " years"]:
-        """Periods before each year, the first window left out: those that may be learned from."""
+        """Return the number of training periods before each year, without the first window."""
         return jnp.asarray([first - window for first in self.firsts], jnp.int32)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What validation years inside the training period say: which k, eta and number of updates."""
+    """Selected k, eta and number of updates."""
 
     k: float
     eta: float
     steps: int
     """Updates of each policy."""
     table: pd.DataFrame
-    """Sharpe ratio less daily Equal CRP's of every variant, by year and in the mean, over tasks."""
+    """Sharpe ratio of every variant minus that of daily Equal CRP, by year and on average, over tasks."""
 
     def applied(self, settings: PortfolioSettings) -> PortfolioSettings:
-        """The settings with the choice made."""
+        """Return the settings with the selected values."""
         return replace(settings, trust=self.k, trade_fraction=self.eta, steps=self.steps)
 
     def summary(self) -> str:
-        """What was chosen, by what, and what equal shares would have had."""
+        """Describe the choice, with the gains of the selected variant and of equal shares."""
         years = [column for column in self.table if str(column).isdigit()]
         over = years[0] if len(years) == 1 else f"{years[0]}-{years[-1]}"
         gain, lazy = self._gain(self.k, self.eta), self._gain(0.0, self.eta)
@@ -102,17 +100,17 @@ class Choice:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """The table the choice was made from, in the words of the settings."""
+        """Return the table of all variants, with the names of the settings as columns."""
         return self.table.rename(columns={"k": "trust", "eta": "trade_fraction"})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, from which `from_dict` makes the same choice again."""
+        """Return JSON-serialisable values for `from_dict`."""
         rows = self.table.to_dict("list")
         return {"k": self.k, "eta": self.eta, "steps": self.steps, "table": rows}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Choice":
-        """The choice that `to_dict` wrote."""
+        """Restore a choice from `to_dict`; raise InputError if the values are invalid."""
         try:
             table = pd.DataFrame(values["table"])
             k, eta, steps = float(values["k"]), float(values["eta"]), int(values["steps"])
@@ -122,7 +120,7 @@ class Choice:
         named = {"k", "eta", "steps", "sharpe_gain"} <= set(table.columns)
         if not (0 <= k <= 1 and 0 <= eta <= 1 and steps >= 0 and named):
             raise InputError(
-                "choice.json: is not what choosing wrote; remove it, and resuming chooses again"
+                "choice.json: not a valid choice; remove it, and resuming the run repeats the selection"
             )
         return cls(k, eta, steps, table)
 
@@ -142,9 +140,9 @@ def score_variants(
     etas: Float[Array, " variants"],
     max_turnover: float = 2.0,
 ) -> tuple[Float[Array, "cells variants tasks"], Float[Array, "cells variants tasks"]]:
-    """Return net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
+    """Compute annual net log growth and Sharpe ratio of each cell's ensemble, for each (k, eta).
 
-    Features are computed once for all variants: they depend on neither k nor eta.
+    Features are computed once for all variants, because they do not depend on k and eta.
     """
     arrays, rest = eqx.partition(members, eqx.is_array)
 
@@ -165,7 +163,7 @@ def score_variants(
 
 
 def validation_years(prices: Prices, settings: PortfolioSettings, years: int) -> list[int]:
-    """The last `years` calendar years that are long enough and have enough days before them.
+    """Return the last `years` calendar years with enough days in them and before them.
 
     Examples
     --------
@@ -190,20 +188,19 @@ def select_variant(
     every: int | None = None,
     on_chunk: OnChunk | None = None,
 ) -> Choice:
-    """Choose k, eta and the checkpoint by the Sharpe ratio of the last `years` years of `prices`.
+    """Select k, eta and the number of updates by the Sharpe ratio of the last `years` years of `prices`.
 
-    A learned policy (k > 0) is chosen only if it beats equal shares, at the eta that suits them best, on
-    average and in a majority of those years.
+    A learned policy (k > 0) is selected only if it beats equal shares with their best eta on average and
+    in a majority of the years.
 
     Parameters
     ----------
     prices, settings
-        Everything that may be known: nothing after its last row takes part. Settings as for
-        `train_portfolio`; `members` policies are trained for each year.
+        As in `train_portfolio`; `members` policies are trained for each year.
     years
-        How many years at most.
+        Largest number of validation years.
     every, on_chunk
-        Steps between two calls of `on_chunk`, for progress.
+        Updates between two calls of `on_chunk`, for progress.
     """
     settings = PortfolioSettings() if settings is None else settings
     calendar = validation_years(prices, settings, years)
@@ -218,7 +215,7 @@ def select_variant(
     market = replace(market, horizon=max(spans.days))
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
     by_year = stack([tasks[: min(len(tasks), _TESTED)]] * len(calendar))
-    # Equal CRP, traded daily, comes last.
+    # The last variant is daily Equal CRP.
     ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
     rows: list[pd.DataFrame] = []
 
@@ -252,20 +249,20 @@ def select_variant(
 
 
 def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
-    """Why nothing can be chosen from these prices."""
+    """Explain why these prices have no validation year."""
     return (
-        f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, hold no "
+        f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, have no "
         f"calendar year of {_LEAST_DAYS} days or more with {settings.window + settings.batch} days "
-        "before it on which trust, trade fraction and the number of updates could be chosen"
+        "before it to select trust, trade fraction and the number of updates on"
     )
 
 
 def best_variant(table: Any) -> Choice:
-    """The best variant on average, or equal shares at their best eta where trust is not earned."""
+    """Return the best variant on average, or equal shares with their best eta if it does not beat them."""
     columns = ["k", "eta", "steps"]
     by_year = table.pivot_table(index=columns, columns="year", values="sharpe_gain")
     mean = by_year.mean(axis=1)
-    # Equal shares learn nothing: all checkpoints are one, so the first is taken.
+    # Equal shares do not depend on training, so the first checkpoint represents all.
     first = mean.index.get_level_values("steps").min()
     untrained = mean.index.get_level_values("k") == 0
     equal = mean[untrained & (mean.index.get_level_values("steps") == first)].idxmax()

@@ -1,21 +1,21 @@
-"""One policy for every garage: charging on real sessions, at stations and in a year it never saw.
+"""One policy for every garage: charging on real sessions, at new stations and in a later year.
 
-Trained on 70 % of two sites' stations in 2019, tested on the others and on 2021, behind feeders of 10,
-15 and 20 % of their stations' full rate: 12 tests. Offers are whole amperes, 6 or more or none; cars
-taper, meters are silent at times, nights and weekends count. The same 12 tests in a mixed garage, with the
-same sessions at stations of 3.7, 11 and 22 kW and cars of three kinds.
+Training uses 70 % of the stations of two sites in 2019. Tests use the other stations and 2021, behind
+feeders of 10, 15 and 20 % of the stations' full rate: 12 tests. Offers are whole amperes, 6 or more or
+none; cars taper, meters are silent at times, nights and weekends count. The same 12 tests are repeated in
+a mixed garage, with the same sessions at stations of 3.7, 11 and 22 kW and cars of three kinds.
 
-Everything is done for five splits of the stations, each with its own tasks, test garages and networks. Of
-multi-task, prioritised, single-task learning and a network without recall there are five networks of each
-split. Ways to learn are compared network with network, and three averaged with three. A single-task policy
-learns from one garage of ten stations, another for every network, and is tested at its own site; at the
-other site it is a result about transfer. PPO, which needs no gradient of the garage, learns too.
+Everything is repeated for five splits of the stations, each with its own tasks, test garages and networks.
+Multi-task, prioritised and single-task learning and a network without recall have five networks per split.
+They are compared network with network, and as averages of three. A single-task policy learns from one
+garage of ten stations, a different one for every network, and is tested at its own site; at the other site
+it measures transfer. PPO, which needs no gradient of the garage, is trained too.
 
-Each objective (energy, even shares, promises of 80 % of each car's need, energy that is worth more than it
-costs) has policies of its own. They are compared with the best of eight rules for that objective, chosen
-for each test with hindsight: no choice beforehand does better. Energy and cost are also compared with
-model-predictive control, which plans every period by a linear programme from the forecasts that the policy
-sees, in all garages of ten stations.
+Each objective (energy, even shares, promises of 80 % of each car's need, energy worth less its cost) has
+its own policies. They are compared with the best of eight rules for that objective, chosen for each test
+with hindsight: no choice in advance does better. Energy and cost are also compared with model-predictive
+control, which solves a linear programme in every period with the same forecasts as the policy, in all
+garages of ten stations.
 
 A cell is a way to train or the schedulers of a garage, site and year, in one split; a row is the kWh of a
 schedule on a day or at a station. Points are of the need: 100 x (kWh drawn by one - by the other) / kWh
@@ -70,7 +70,7 @@ _SCALES: dict[str, dict[str, Any]] = {
 and of other sizes; the first days of each test, or all."""
 _PPO_STEPS = {"quick": 10, "paper": 1000}
 _NEXT_SPLIT = 10_000
-"""Distance of the seeds of two splits."""
+"""Difference between the seeds of two splits."""
 _SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 _TRAINED_UNTIL, _TESTED_FROM = "2019-12-31", "2021-01-01"
 _CAPACITIES = (0.1, 0.15, 0.2)
@@ -108,7 +108,7 @@ _OBJECTIVES = {
 _UNITS = {"energy": "day", "fair": "fair", "promise": "promise", "cost": "cost"}
 """The rows of each objective, by day."""
 _STATIONS = {"day": "station", "promise": "promised"}
-"""The rows by station of what adds up over stations."""
+"""The rows by station, for units that add up over stations."""
 _GARAGES = {"real": "mtl", "mixed": "mixed"}
 """The garages of the tests, and the cell of the policy there."""
 _TESTS = {"2019": "2019, new stations", "2021": "2021"}
@@ -118,12 +118,12 @@ _RULES = [name for name in SCHEDULERS if name not in HINDSIGHT]
 _BEST, _NETWORK = "best", "network"
 """The best rule of a test; the mean over the single networks of a split."""
 _TRAINED = 0.6
-"""How far a cell is once its policy is trained."""
+"""Progress of a cell when its policy is trained."""
 
 _TEST = ["garage", "site", "test", "capacity", "stations"]
-"""What distinguishes tests."""
+"""Columns that identify a test."""
 _Name = tuple[str, str]
-"""A schedule by the cell that computed it and its name there."""
+"""A schedule: the cell that computed it, and its name."""
 _Kwh = dict[tuple[str, str, str], pd.DataFrame]
 """Of each cell, schedule and unit: `drawn_kwh` and `need_kwh` by split and place, a day or a station. Other
 objectives than energy have their own worth of a day."""
@@ -139,7 +139,7 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         "tariff": {name: asdict(_tariff(name)) for name in _SITE_NAMES},
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
-    # What takes longest first: a free process then takes the schedulers.
+    # The longest cells come first, so that idle processes take the schedulers.
     splits, cells = range(about["splits"]), []
     for kind in _LEARNED:
         for split in splits:
@@ -184,8 +184,8 @@ _read = cache(read_sessions)
 
 @cache
 def _garages(kind: str, settings: ChargingSettings) -> Garages:
-    """The garages of a cell's tests and of most cells' training: those of `_GARAGES`, plain ones, or real
-    ones in which unwished power is not drawn (cost).
+    """Garages of a cell's tests and of most cells' training: those of `_GARAGES`, plain ones, or real
+    ones in which offered power may be left undrawn (cost).
     """
     if kind == "mixed":
         cables = settings.seed % _NEXT_SPLIT
@@ -276,7 +276,7 @@ def _train(
 
 
 def _garage_of(kind: str) -> str:
-    """The garages that a way to train is for."""
+    """Garages for a way to train."""
     return kind if kind in ("mixed", "plain", "cost") else "real"
 
 
@@ -314,9 +314,9 @@ def _try(
 def _schedule(
     cell: Cell, settings: ChargingSettings, about: dict[str, Any], progress: OnProgress
 ) -> pd.DataFrame:
-    """What the schedulers and model-predictive control deliver at a site in a year."""
+    """Rows of the schedulers and of model-predictive control at a site in a year."""
     tables, place = [], (cell["garage"], cell["site"], cell["year"])
-    # A policy is needed, and its rows are left out.
+    # The function needs a policy; its rows are dropped.
     walk = partial(
         backtest.backtest_schedules,
         Pooled(CHANNELS, 1, key=jax.random.key(0)),
@@ -378,7 +378,7 @@ def _tests(
 
 
 def _rows(result: backtest.ChargingBacktest, days: Days, names: Sequence[str]) -> pd.DataFrame:
-    """What these schedules drew by day and by station, and how cars left."""
+    """Energy of these schedules by day and by station, and measures of the departing cars."""
     tables = []
     dates = [str(day) for day in result.dates]
     cars = (result.need_kwh > 0).astype(float)
@@ -388,7 +388,7 @@ def _rows(result: backtest.ChargingBacktest, days: Days, names: Sequence[str]) -
             for objective, unit in _UNITS.items()
             if objective != "cost" or result.cost
         }
-        # To a thousandth: energies are sums in single precision.
+        # With a tolerance of a thousandth, because energies are sums in single precision.
         kept = cars * (result.drawn_kwh[name] >= 0.999 * _PROMISED * result.need_kwh)
         by_car = replace(result, need_kwh=cars, drawn_kwh={name: kept})
         parts = [{"unit": "all", "place": ""} | _measures(result, name)]
@@ -402,7 +402,7 @@ def _rows(result: backtest.ChargingBacktest, days: Days, names: Sequence[str]) -
 
 
 def _measures(result: backtest.ChargingBacktest, name: str) -> dict[str, Any]:
-    """How the cars left, and what a kWh cost."""
+    """Share of cars left short, fairness, and the cost of a kWh."""
     found = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
     return found | ({"cost_per_kwh": result.cost_per_kwh(name)} if result.cost else {})
 
@@ -429,7 +429,7 @@ def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_best(rows: Any) -> Any:
-    """The rows with those of the best rule of each test and objective under one name."""
+    """Add the rows of the best rule of each test and objective under one name."""
     best = _best_rules(rows)
     beside = best[best.unit.isin(_STATIONS)]
     best = pd.concat([best, beside.assign(unit=beside.unit.map(_STATIONS))])
@@ -444,7 +444,6 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     splits = settings["splits"]
     title = "Charging: one policy for every garage, at stations and in a year it never saw"
     notes = [_note(garage, table) for garage in _GARAGES]
-    notes.append(_note_on_planning(table))
     notes += [
         "The best rule is chosen for each test with hindsight, out of the eight that cannot see the "
         f"future and without {MPC}; no single one is best in all.",
@@ -460,11 +459,10 @@ def _by_objective(rows: Any) -> FigureResult:
     """Each policy by its own objective, beside the best rule for that, and by all other objectives."""
     records, verdicts, leads = [], [], {said: {} for said in _OBJECTIVES.values()}
     best, equal, mpc = ((_SCHEDULED, name) for name in (_BEST, "equal", _MPC_FOR_COST))
-    trained = {"energy": "mtl", **{name: name for name in _OBJECTIVES if name != "energy"}}
     for site, kwh in _whole_sites(rows):
         at = _SITE_NAMES[site]
         for one in [
-            *((kind, POLICY) for kind in trained.values()),
+            *((kind, POLICY) for kind in ("mtl", "fair", "promise", "cost")),
             (_SCHEDULED, "llf"),
             equal,
             best,
@@ -492,26 +490,10 @@ def _by_objective(rows: Any) -> FigureResult:
         "a kWh in a car is worth .40 is our assumption.",
         "The best rule is the best of eight for the objective of the column, chosen for each test with "
         "hindsight. A car is left short if it gets less than 80 % of its need, and a promise is not kept.",
-        *(_note_on_objective(rows, name, kind) for name, kind in trained.items()),
     ]
     title = "What an operator wants served: each objective, and what it costs in the others"
     draw = partial(forest, leads, "lead over the best rule for each objective", width=2.4)
     return FigureResult("objectives", title, pd.DataFrame(records), verdicts, draw, notes)
-
-
-def _note_on_objective(rows: Any, objective: str, kind: str) -> str:
-    """How the policy of an objective compares with the best rule for it, test by test."""
-    of_ten = rows[(rows.stations == 10) & (rows.garage == "real")]
-    leads = [
-        _lead(_kwh_of(test), (kind, POLICY), (_SCHEDULED, _BEST), _UNITS[objective])
-        for _, test in of_ten.groupby(_TEST, sort=False)
-    ]
-    values = [lead.value for lead in leads]
-    return (
-        f"{_OBJECTIVES[objective]}: {_LEARNED[kind]} leads the best rule by {np.mean(values):+.2f} on "
-        f"average over {len(leads)} tests, {min(values):+.2f} to {max(values):+.2f}; the interval is above "
-        f"0 in {sum(lead.low > 0 for lead in leads)} and below 0 in {sum(lead.high < 0 for lead in leads)}."
-    )
 
 
 def _whole_sites(rows: Any) -> Iterator[tuple[str, _Kwh]]:
@@ -544,17 +526,6 @@ def _note(garage: str, table: pd.DataFrame) -> str:
     )
 
 
-def _note_on_planning(table: pd.DataFrame) -> str:
-    """The policies beside model-predictive control."""
-    found = select(table, schedule=MPC)
-    leads = found.mtl_ahead
-    return (
-        f"Over model-predictive control ({MPC}), in all garages of ten stations, real and mixed: at least "
-        f"as good in {(leads >= 0).sum()} of {len(found)} tests, established in {(found.low > 0).sum()}; "
-        f"the lead is {leads.min():.2f} to {leads.max():.2f} points."
-    )
-
-
 def _kwh_of(rows: Any) -> _Kwh:
     """The rows of one test, or the sums over several, as a table for each schedule and unit."""
     some = rows[rows.unit != "all"]
@@ -564,15 +535,15 @@ def _kwh_of(rows: Any) -> _Kwh:
 
 
 def _level(kwh: _Kwh, one: _Name, unit: str = "day") -> float:
-    """What a schedule is worth by a unit, in points."""
+    """Value of a schedule in a unit, in points."""
     found = kwh[(*one, unit)]
     return 100 * float(found.drawn_kwh.sum() / found.need_kwh.sum())
 
 
 def _lead(kwh: _Kwh, first: _Name, second: _Name, unit: str = "day") -> Estimate:
-    """What one schedule serves more than another, in points of the need or of another objective.
+    """Lead of one schedule over another, in points of the need or of another objective.
 
-    Clustered by days, by splits and, for what adds up over stations, by stations.
+    Clustered by days, by splits and, for units that add up over stations, by stations.
     """
     clusterings = []
     for each in (unit, _STATIONS.get(unit)):

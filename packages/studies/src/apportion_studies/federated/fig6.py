@@ -1,15 +1,15 @@
 """Figure 6: test accuracy of learned aggregation over the rounds of a federation.
 
-Data: MNIST split so that 8 clients of a task see only 0-5 and 2 only 6-9. As described: the policy sees raw
-accuracies on 1,000 of the server's images and is learned by PPO; methods have the same number of episodes;
-the aggregate is tested on all 10,000. Claims: MTL beats FedAvg, and STL. Each is asked on clients that no
-policy saw and on those of the task that STL learned from. Beside it, ours: tests on the 9,000 images that
-nothing was learned from; accuracies centred over the clients and scaled, and a richer state;
-prioritisation, whose scores begin on their own scale; and unlike tasks, with one to four clients of the
-minority and labels mixed by each client, for the paper puts MTL's gain down to the variety of clients; and
-policies after half and twice as many updates. A seed deals the clients, draws the server's images and has
-16 tasks to test on. A cell is one policy after some updates, or one fixed share on the minority, of one
-seed. At paper size clients compute in bfloat16 while a policy learns, and in float32 in every test.
+Data: MNIST split so that 8 clients of a task have only 0-5 and 2 only 6-9. As in the paper, the policy
+reads raw accuracies on 1,000 of the server's images and is trained by PPO; all methods have the same
+number of episodes; the aggregate is tested on all 10,000 images. Claims: MTL beats FedAvg, and STL. Each
+is tested on unseen clients and on the clients of the task that STL learned from. Our additions: tests on
+the 9,000 images that are not used in training; centred and scaled accuracies, and a richer state;
+prioritisation, with initial scores on their own scale; unlike tasks, with one to four minority clients and
+labels mixed by each client, because the paper attributes MTL's gain to the variety of clients; and
+policies after half and twice as many updates. A seed assigns the images, draws the server's images and has
+16 test tasks. A cell is one policy after some updates, or one fixed share of the minority, with one seed.
+At paper size clients compute in bfloat16 during training, and in float32 in every test.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ from apportion.tasks import Task
 from apportion.trees import stack, take
 
 _PAPER, _OURS, _RICHER = "raw", "accuracy", "rich"
-"""What the policy sees of a client: as the paper says, centred and scaled, and more."""
+"""State of a client: the paper's, centred and scaled, and a richer one."""
 _STATES = {_PAPER: "", _OURS: ", centred state", _RICHER: ", rich state"}
 _ALIKE, _UNLIKE = "alike", "unlike"
 _Arm = tuple[str, str, str]
@@ -67,7 +67,7 @@ _ARMS: dict[Scale, tuple[_Arm, ...]] = {
     ),
 }
 _EQUAL, _INFORMED = 0.2, 0.45
-"""The minority's share under FedAvg, 2 of 10 clients, and that of a server that knows them."""
+"""Share of the minority under FedAvg (2 of 10 clients), and for a server that knows it."""
 _TOTALS = (_EQUAL, 0.3, _INFORMED, 0.6)
 """Fixed shares on the minority."""
 _SEEDS, _TESTED = 12, 16
@@ -75,9 +75,9 @@ _SEEDS, _TESTED = 12, 16
 _CURVE_SEEDS = 4
 """Seeds whose policies of the paper's arms are also trained for half and twice the updates."""
 _TRAINED_TOGETHER = 6
-"""Seeds of one program: more would not fit beside other programs."""
+"""Seeds of one program, limited by GPU memory."""
 _AT_ONCE, _BLOCK = 2, 100
-"""Seeds that are tested at once, and images: in float32 more would not fit beside other programs."""
+"""Seeds and images that are tested at once in float32, limited by GPU memory."""
 
 
 def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
@@ -106,7 +106,7 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     for tasks, state, method, updates, own in trained:
         values = {"tasks": tasks, "state": state, "method": method, "seed": own}
         values |= {"total": float("nan"), "updates": updates}
-        # On two cores compiling takes the longest, on a card computing does.
+        # Compilation dominates on two cores, computation on a GPU.
         program, name = f"{tasks}-{state}", f"{tasks}-{state}-{method}-{own}"
         if scale == "paper":
             program += f"-{method}-{(own - seeds[0]) // _TRAINED_TOGETHER}"
@@ -127,11 +127,11 @@ def _compute_fig6(
     settings: PPOSettings,
     digits: Digits | None = None,
 ) -> Rows:
-    """Train the cells' policies in one `vmap`, then try all of them on their seeds' tasks.
+    """Train the cells' policies in one `vmap`, then test all of them on the tasks of their seeds.
 
-    A policy whose seed and method are those of another, after more updates, is the same one earlier.
+    Cells with the same seed and method but fewer updates are earlier states of one policy.
 
-    Task 0 is the first of those learned from, the one that single-task learning has; the others' clients
+    Task 0 is the first training task, the only one of single-task learning; the clients of the others
     are unseen.
     """
     here = replace(settings, state=cells[0]["state"], unlike=cells[0]["tasks"] == _UNLIKE)
@@ -146,7 +146,7 @@ def _compute_fig6(
 
         def on_chunk(chunk):
             if chunk.step in marks:
-                # The next chunk takes the memory of this one.
+                # The next chunk reuses the memory of this one.
                 kept[chunk.step] = jax.tree.map(jnp.copy, eqx.filter(chunk.policy, eqx.is_array))
             what = f"{cells[0].program}: {chunk.step} of {chunk.steps} updates"
             progress(what, 0.9 * chunk.step / chunk.steps)
@@ -198,7 +198,7 @@ def _redrawn(
 def _run_sets(
     federation: Federation, aggregators: Aggregator, tasks: Task, keys: Key[Array, "runs tasks"]
 ) -> EpisodeRecord:
-    """Each run's aggregator in its own tasks, with its own sets of the server's; a few runs at a time."""
+    """Run each aggregator on its own tasks and server sets, a few runs at a time."""
     arrays, rest = eqx.partition(aggregators, eqx.is_array)
 
     def one(run):
@@ -223,7 +223,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         after = "" if updates == settings["steps"] else f", {updates} updates"
         return METHOD_NAMES[method] + _STATES[state] + where + after
 
-    # The images learned from are some of the paper's test set.
+    # The evaluation images are part of the paper's test set.
     evaluation, test = settings["evaluation"], settings["test"]
     every = (evaluation * rows.evaluated + test * rows.tested) / (evaluation + test)
     rows = rows.assign(all=every, clients=np.where(rows.task == 0, "own", "unseen"))
@@ -261,7 +261,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     unseen: Any = table[table.clients == "unseen"].set_index("method")
     best = max((name for name in names if name.startswith("fixed")), key=unseen.final.get)
     notes = [
-        f"All of it on unseen clients and all {evaluation + test:,} images unless said otherwise.",
+        f"All of it on unseen clients and all {evaluation + test:,} images unless a row says otherwise.",
         *(
             f"{name}: {unseen.final[name]:.3f} after the last round, "
             f"{unseen['mean over rounds'][name]:.3f} on average over the rounds"
@@ -271,7 +271,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     ]
     verdicts = _verdicts(curves, f"all {evaluation + test:,} images")
     title = "Figure 6: aggregation of federated models"
-    draw = partial(_plot, curves, shares, settings["steps"])
+    draw = partial(_plot, curves, shares)
     return [FigureResult("fig6", title, table, verdicts, draw, notes)]
 
 
@@ -293,7 +293,7 @@ def _measured(
 
 
 def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
-    """The paper's claims as it tests them, then what each departure changes; of methods that are there."""
+    """The paper's claims, then the effect of each departure, for the methods in `curves`."""
     ours, rich, unlike = _STATES[_OURS], _STATES[_RICHER], f"{_STATES[_OURS]}, unlike tasks"
     final, along = "final test accuracy", "mean accuracy over the rounds"
     names = {name for name, _, _ in curves}
@@ -307,7 +307,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
             levels = {name: float(own.mean()) for name, own in found.items()}
             yield Verdict.of(claim, compare(*found.values()), levels=levels, **bounds)
 
-    # The paper compares in its own setting, and puts MTL's lead over STL down to the variety of clients.
+    # The paper attributes MTL's lead over STL to the variety of clients.
     settings = {
         "": ("{clients} clients, " + everything, "FedAvg"),
         ours: ("{clients} clients, centred state", "FedAvg"),
@@ -323,9 +323,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
             yield from verdict(claim, "MTL" + kind, other, clients, **options)
     pair, alike = (("MTL" + kind, "STL" + kind) for kind in (unlike, ours))
     if {*pair, *alike} <= names:
-        claim = (
-            "many tasks add more where they are unlike than where they are alike (final accuracy)"
-        )
+        claim = "many tasks add more if they are unlike than if they are alike (final accuracy)"
         leads = [np.subtract(*(_measured(curves, name) for name in both)) for both in (pair, alike)]
         levels = {"unlike": float(leads[0].mean()), "alike": float(leads[1].mean())}
         yield Verdict.of(claim, compare(*leads), levels=levels)
@@ -334,7 +332,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
         yield from verdict(claim, first, other, "unseen", "disjoint", paper=False)
     claim = "MTL is not worse than STL by more than .01"
     yield from verdict(claim, "MTL", "STL", above=-0.01, paper=False)
-    claim = "prioritisation adds to mean accuracy where tasks are unlike"
+    claim = "prioritisation adds to mean accuracy if tasks are unlike"
     yield from verdict(claim, "P-MTL" + unlike, "MTL" + unlike, along=True, paper=False)
     claim = "centring and scaling the accuracies adds to MTL's final accuracy"
     yield from verdict(claim, "MTL" + ours, "MTL", paper=False)
@@ -344,9 +342,9 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
     yield from verdict(claim, f"fixed share {_INFORMED:g}", "MTL" + rich, below=0.005, paper=False)
 
 
-def _plot(curves: _Curves, shares: dict[str, np.ndarray], steps: int) -> Figure:
-    """Test accuracy by round, by updates where there are several, and each client's share."""
-    figure, (left, middle, *right) = panels(15, 3.8, 4)
+def _plot(curves: _Curves, shares: dict[str, np.ndarray]) -> Figure:
+    """Test accuracy by round, and the share of each client."""
+    figure, (left, *right) = panels(12, 3.8, 3)
     mean = {
         name: own.mean((0, 1))
         for (name, clients, images), own in curves.items()
@@ -362,15 +360,6 @@ def _plot(curves: _Curves, shares: dict[str, np.ndarray], steps: int) -> Figure:
     left.set(title="test accuracy of the aggregate", xlabel="round")
     left.set_ylim(mean["FedAvg"][1:].min(), None)
     left.legend(fontsize=8)
-    for name in ("STL", "MTL"):
-        after = {steps: mean[name].mean()}
-        for other in mean:
-            if other.startswith(f"{name}, ") and other.endswith(" updates"):
-                after[int(other.split()[-2])] = mean[other].mean()
-        middle.plot(sorted(after), [after[n] for n in sorted(after)], "o-", label=name)
-    middle.axhline(mean["FedAvg"].mean(), color="k", linewidth=0.8, label="FedAvg")
-    middle.set(title="mean accuracy over the rounds", xlabel="updates of PPO")
-    middle.legend(fontsize=8)
     for axis, name in zip(right, ("STL", "MTL"), strict=True):
         axis.plot(rounds, shares[name][:, :-2], color="0.7")
         axis.plot(rounds, shares[name][:, -2:], color="C3")

@@ -1,7 +1,7 @@
-"""Walk-forward experiments: which instruments each one holds out, its tasks, and the years that test it.
+"""Walk-forward experiments: held-out instruments, tasks and test years.
 
-A policy learns from the days before a test year alone and is then walked through that year, on its own
-tasks and on tasks of instruments it never saw.
+A policy learns from the days before a test year. It is then walked through that year, on its own tasks and
+on tasks of held-out instruments.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,11 +42,11 @@ SURVIVORSHIP = (
 
 
 class _Runs(NamedTuple):
-    """Where each run stands in its experiments."""
+    """Experiment, training period and test year of each run."""
 
     experiment: np.ndarray
     pair: np.ndarray
-    """Number of its (experiment, year) among all, experiments first."""
+    """Index of its (experiment, year) pair; experiments vary slowest."""
     lengths: Int[Array, " runs"]
     """Periods it may learn from."""
     starts: Int[Array, " runs"]
@@ -57,16 +57,16 @@ class _Runs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Experiments:
-    """Experiments by test years on one market, each with instruments of its own held out."""
+    """Experiments by test years on one market, each with its own held-out instruments."""
 
     own: Task
     """Each experiment's tasks to train on."""
     held_out: Task
-    """Each experiment's tasks of instruments it never trains on."""
+    """Each experiment's tasks of held-out instruments."""
     years: Years
     training: Market
     testing: Market
-    """Its horizon is the longest test year; a run sets its first row."""
+    """The horizon is the longest test year; each run sets the first row."""
 
     @classmethod
     def of(
@@ -108,7 +108,7 @@ class Experiments:
         return len(self.own) * len(self.years.years)
 
     def runs(self, cells: Sequence[Cell], each: int = 1) -> _Runs:
-        """The places of cells with `each` runs, in their order."""
+        """Return experiment, period and test year of the runs of these cells, `each` runs per cell."""
         experiment = np.repeat([cell["experiment"] for cell in cells], each)
         year = np.repeat([self.years.years.index(cell["year"]) for cell in cells], each)
         return _Runs(
@@ -121,7 +121,7 @@ class Experiments:
 
 
 def seeds_of(seed: int, count: int) -> range:
-    """The seeds of a study's parts; studies of different seeds have none in common.
+    """Seeds of the parts of a study; studies with different seeds share none.
 
     >>> seeds_of(0, 3), seeds_of(1, 3)
     (range(0, 3), range(1000, 1003))
@@ -130,7 +130,7 @@ def seeds_of(seed: int, count: int) -> range:
 
 
 def doubling(first: int, end: int) -> set[int]:
-    """Numbers of updates after which policies are tested: the first, twice as many and so on, and the end.
+    """Numbers of updates after which policies are tested: the first, its doubles, and the end.
 
     >>> sorted(doubling(100, 1000))
     [100, 200, 400, 800, 1000]
@@ -163,34 +163,10 @@ def stopped(rows: Any, arm: Sequence[str]) -> Any:
     return rows.merge(best.assign(year=best.year + 1), on=[*place, "step"])
 
 
-def shares_of_variance(gap: Any, noise: float) -> dict[str, float]:
-    """Which share of the variance of the mean of a gap, experiments by years, each source has.
-
-    `noise` is the variance of a cell of the gap over training seeds. What a year does to one experiment
-    alone is "years by experiments"; more experiments reduce everything except the share of years.
-
-    >>> gap = pd.DataFrame([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]])
-    >>> shares_of_variance(gap, 0.0)["years"]
-    1.0
-    """
-    table = np.asarray(gap, float)
-    mean, by_row, by_column = table.mean(), table.mean(1), table.mean(0)
-    rest = ((table - by_row[:, None] - by_column + mean) ** 2).sum()
-    rest /= max((table.shape[0] - 1) * (table.shape[1] - 1), 1)
-    found = {
-        "years": max(by_column.var(ddof=1) * table.shape[0] - rest, 0.0),
-        "experiments": max(by_row.var(ddof=1) * table.shape[1] - rest, 0.0),
-        "years by experiments": max(rest - noise, 0.0),
-        "training seeds": min(noise, rest),
-    }
-    whole = sum(found.values()) or 1.0
-    return {name: float(part / whole) for name, part in found.items()}
-
-
 def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
-    """What `follow` makes of each policy with its own part of the others.
+    """Apply `follow` to each policy with its own slice of the others.
 
-    A few at a time: the windows of prices of all of them would not fit together.
+    A few run at a time, because the price windows of all of them do not fit in memory.
     """
     arrays, rest = eqx.partition(policies, eqx.is_array)
 
@@ -202,8 +178,8 @@ def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, a
 
 
 def at_once(tasks: Task) -> int:
-    """How many policies, each with such tasks, are walked through a market together: a thousand walks fit,
-    and take hardly longer than one.
+    """Number of policies with such tasks to walk through a market together: a thousand walks fit in
+    memory and take hardly longer than one.
 
     >>> at_once(Task(jnp.broadcast_to(jnp.arange(10), (70, 30, 10)), jnp.ones((70, 30, 10), bool)))
     33
@@ -230,7 +206,7 @@ def walk_each(
 
 
 def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
-    """A batch's table taken apart: each cell with what it is and its rows.
+    """Split the table of a batch into the rows of each cell, with the values of the cell.
 
     `table` has a column `place`, the number of the cell in the batch.
     """
@@ -241,6 +217,6 @@ def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
 
 
 def note(name: str, values: Any, unit: str = POINTS) -> str:
-    """A value, experiments by years, with its interval as a plain sentence."""
+    """Format a value (experiments by years) with its interval as a sentence."""
     e = over_rows_and_columns(values)
     return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"

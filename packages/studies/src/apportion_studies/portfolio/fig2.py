@@ -1,9 +1,9 @@
 """Figure 2: a task's score against the change of episode rewards, and against the gradient norm.
 
-Single-task runs on tasks of the training instruments (50 of the 68), over all days before the last year,
-are watched every 50 steps: the highest score (deviation from equal shares, as the minibatch gave it), and
-how much the reward of the whole episode changed; of the first minibatch of every 50, its own score and
-gradient norm. All move with training time, so each correlation is also given at equal training time.
+Single-task runs on tasks of the training instruments (50 of the 68), over all days before the last year.
+Every 50 steps we record the highest score (deviation from equal shares of a minibatch), the change of the
+reward of the whole episode, and the score and gradient norm of the first minibatch. All four change with
+training time, so each correlation is also computed at equal training time.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 def _compute(
     prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """A row for every 50 steps of every run: what `_watched` says of them, and reward_change."""
+    """A row for every 50 steps of every run: the columns of `_watched`, and reward_change."""
     market = training.training_market(prices.until(f"{prices.years()[-1]}-01-01"), s)
     runs = [cell["run"] for cell in cells]
     seen, _ = split_entities(len(prices.tickers), s.held_out, seed=s.seed)
@@ -88,9 +88,9 @@ def _compute(
         chunks=Chunks(_EVERY, on_chunk=on_chunk),
     )
     table = _watched(trained.metrics)
-    # After training, for many at once: a walk takes as long for hundreds of policies as for one.
+    # Walk after training, because hundreds of policies together take as long as one.
     rewards = np.asarray(_episode_rewards(stack(found), market, tasks))
-    # Both go by run, then by time.
+    # Both are ordered by run, then by time.
     table["reward_change"] = np.diff(rewards, axis=0).T.ravel()
     yield from by_cell(cells, table.rename(columns={"run": "place"}))
 
@@ -99,8 +99,8 @@ def _watched(metrics: Any) -> pd.DataFrame:
     """Every 50 steps of every run (column `run`): the highest score of their minibatches, and the first
     minibatch's own score and gradient norm.
 
-    A step records the score that its task was drawn with. The next step of a run shows the score that
-    its minibatch gave; the first shows the priority that every task begins with, which none gave.
+    A step records the score that its task was drawn with, so the score of its minibatch is in the next
+    step of the run. The first recorded score is the initial priority.
     """
     rows = metrics.sort_values(["run", "step"])
     rows = rows.assign(score=rows.groupby("run").score.shift(-1))
@@ -112,7 +112,7 @@ def _watched(metrics: Any) -> pd.DataFrame:
 
 @eqx.filter_jit
 def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Array, "times runs"]:
-    """Mean reward over the whole training episode, each run's policies on its task, a year's worth."""
+    """Mean reward a year over the whole training episode, each run's policies on its task."""
 
     def one(policy, task):
         return walk_policy(policy, market, task, chunk=512).log_return.mean() * TRADING_DAYS
@@ -124,7 +124,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Arr
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
-    """Spearman's correlation; with `given`, of what a smooth curve in it leaves of the ranks.
+    """Spearman's correlation; with `given`, of the ranks after removing a smooth curve in it.
 
     >>> _rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
     1.0
@@ -137,10 +137,10 @@ def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = N
 
 
 def _smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
-    """A basis of the cubic splines in time of so many pieces of equal length (times, curves).
+    """Basis of the cubic splines in time with `pieces` equal pieces (times, curves).
 
-    A straight line would leave the bend that most things have in training time, and two things that
-    bend alike would be called correlated.
+    Removing only a straight line would leave the curvature in training time, and two quantities with
+    similar curvature would appear correlated.
 
     Examples
     --------

@@ -1,32 +1,32 @@
-"""Figures 3 and 4: STL, MTL and P-MTL walked forward over years, and what transfers to other instruments.
+"""Figures 3 and 4: STL, MTL and P-MTL walked forward over years, and transfer to other instruments.
 
 Every policy learns from the days before a test year and is walked through that year, net of costs. A cell
-is a method, a number of tasks T, an experiment, a year and a training seed. As the paper's caption has it,
-an epoch is 300 updates for each task: a multi-task policy has 300 T of them, and each of T single-task
-policies 300, so that 12 epochs are 18,000 updates of a policy for 5 tasks, 108,000 for 30, and 3,600 of
-each single-task policy. The paper's year is 2019; 2013 to 2018 say whether it was a lucky one. Runs of one
-(experiment, year, training seed) share first parameters and draws, so that they differ by method alone.
+is a method, a number of tasks T, an experiment, a year and a training seed. As in the paper's caption, an
+epoch is 300 updates per task: 300 T updates of a multi-task policy, and 300 updates of each of T
+single-task policies. So 12 epochs are 18,000 updates of a policy for 5 tasks, 108,000 for 30 tasks and
+3,600 of each single-task policy. The paper's year is 2019; 2013 to 2018 show whether it is an exception.
+Runs with the same experiment, year and training seed share first parameters and draws, so they differ by
+method only.
 
-Figures 3 and 4 compare at equal epochs, the paper's protocol. The third figure sets two others beside it.
-At equal updates every policy is read after 18,000, single-task ones trained on so long for the first 3
-tasks. Stopped early, every arm has the number of updates that was best on its own tasks in the year
-before, of the policies that learned from the days before that year: one number for an arm, an experiment
-and a year, out of 100, 200, 400 and so on and the ends of epochs. The year before the first test year
-serves validation alone.
+Figures 3 and 4 compare at equal epochs, the paper's protocol. The third figure adds two protocols. At
+equal updates every policy is tested after 18,000 updates; single-task policies of the first 3 tasks are
+trained that long. With early stopping, an arm uses the number of updates that was best on its own tasks in
+the year before, measured with policies that learned from the days before that year. There is one number
+per arm, experiment and year, chosen among 100, 200, 400, ... and the ends of epochs. The year before the
+first test year is used for validation only.
 
-Multi-task policies are trained from 4 seeds with 5 tasks and from 2 with 30, which are six times as
-expensive, and seeds are averaged before anything is compared. A single-task arm is already a mean over its
-policies and has one. That is about twice the updates of one seed each.
+Multi-task policies have 4 training seeds with 5 tasks and 2 with 30 tasks, which cost six times as much.
+Seeds are averaged before any comparison. A single-task arm is a mean over its policies and has one seed.
 
-A cell's rows: tested (own tasks each by its number, or the mean of the held-out ones, task -1), epoch,
+Rows of a cell: tested (each own task by its number, or the mean of the held-out tasks as task -1), epoch,
 step (updates of a policy), gain (points a year over Equal CRP: 100 times log growth, net), sharpe and
 equal_sharpe (Sharpe ratios of the policy and of Equal CRP).
 
-Figure 3: the gain over Equal CRP on tasks of instruments never trained on. Claims: multi-task policies
-beat Equal CRP there. Figure 4: learning curves by epoch, and for each fraction of tasks the gain over STL
-that they reach at least; methods are compared on the same tasks. Claims: P-MTL learns faster and better
-than STL, 30 tasks beat 5, from 30 % of tasks on P-MTL gains more over STL than MTL, and below 20 % it does
-not help much, which is read here as by less than a point a year.
+Figure 3: gain over Equal CRP on tasks of held-out instruments. Claim: multi-task policies beat Equal CRP.
+Figure 4: learning curves by epoch, and the gain over STL that each fraction of tasks reaches at least.
+Methods are compared on the same tasks. Claims: P-MTL learns faster and better than STL; 30 tasks beat 5;
+from 30 % of tasks on, P-MTL gains more over STL than MTL; below 20 % it does not help much, which we read
+as less than a point a year.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,16 +65,15 @@ from apportion_studies.portfolio.experiments import (
     by_cell,
     doubling,
     note,
-    shares_of_variance,
     stopped,
     walk_each,
 )
 
 _MULTI = ("mtl", "pmtl")
 _FROM, _UP_TO = 0.3, 0.2
-"""The fractions of tasks from which on priorities should help, and up to which they should not."""
+"""Fractions of tasks: priorities should help above the first, and not below the second."""
 _LITTLE = 1.0
-"""Points a year that count as not much."""
+"""Fewer points a year are not much."""
 _VALUES = ["gain", "sharpe", "equal_sharpe"]
 _EPOCHS, _UPDATES, _STOPPED = "equal epochs", "equal updates", "stopped early"
 _TESTED = {"own": "own tasks", "held-out": "held-out instruments"}
@@ -84,29 +83,29 @@ _Arm = tuple[str, int]
 
 @dataclass(frozen=True)
 class _GridSize:
-    """How large the grid is; the settings' seed makes its experiments."""
+    """Size of the grid; the seed of the settings determines its experiments."""
 
     settings: PortfolioSettings
     experiments: int
     years: tuple[int, ...]
     counts: tuple[int, int]
-    """Numbers of tasks T, few and many; of many there is a single-task policy each."""
+    """Numbers of tasks T, few and many; each of the many tasks has a single-task policy."""
     held_out: int
     long: int
-    """Single-task policies, those of the first tasks, that have as many updates as one of few tasks."""
+    """Number of first tasks whose single-task policies have the updates of a policy of few tasks."""
     shown: int
     """Tasks of held-out instruments a policy is tested on."""
     epoch: int
     """Updates for each task in an epoch."""
     epochs: int
-    """Each with an evaluation; so many of few tasks should make a whole number of many tasks' epochs."""
+    """Number of epochs, each with an evaluation; those of few tasks should be whole epochs of many."""
     mark: int
-    """Updates before the first evaluation, a divisor of `epoch`; later ones are at twice as many each."""
+    """Updates before the first evaluation, a divisor of `epoch`; each later number is doubled."""
     replicates: tuple[int, int]
     """Training seeds of a multi-task policy of few and of many tasks."""
 
     def within(self, prices: Prices) -> "_GridSize":
-        """The grid cut to what the data has: its years, and enough instruments held out."""
+        """Restrict the grid to the years of the data, and check the number of instruments."""
         s = self.settings
         least = s.window + s.batch
         years = tuple(
@@ -130,11 +129,11 @@ class _GridSize:
 
     @property
     def walked(self) -> tuple[int, ...]:
-        """The test years, and before them the one that serves validation alone."""
+        """The validation year and the test years after it."""
         return self.years[0] - 1, *self.years
 
     def updates(self, method: str, count: int) -> int:
-        """Updates of a policy in an epoch; single-task ones that go on have those of few tasks."""
+        """Updates of a policy in an epoch; long single-task policies have those of few tasks."""
         shared = count if method != "stl" else 1 if count == max(self.counts) else min(self.counts)
         return self.epoch * shared
 
@@ -194,7 +193,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
     cells = []
     for method, count in [*programs, (LAZY, 0)]:
         seeds = range(size.seeds(method, count))
-        # What is not stopped early needs no year of validation.
+        # Arms without early stopping need no validation year.
         years = size.walked if count in size.counts else size.years
         for experiment, year, replicate in product(range(size.experiments), years, seeds):
             values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
@@ -203,13 +202,13 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
             cells.append(Cell(name, values | {"replicate": replicate}, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), "tasks": own.pop("counts"), **own}
-    # What these two would say, epochs and cells do.
+    # Epochs and cells replace these two.
     del about["steps"], about["method"]
     return Plan("fig3-4", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
 def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
-    """The rows of cells of one program: all of them trained in one vmap, tested at every epoch."""
+    """Rows of the cells of one program, trained in one vmap and tested at every epoch."""
     s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
     counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
     known = Experiments.of(prices, s, size.walked, size.experiments, **counts)
@@ -241,7 +240,7 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
     else:
         marks = size.marks(method, count)
         s = replace(s, method=method, steps=max(marks))
-        # The first parameters and the draws come from the seed and the place of a pair among all.
+        # First parameters and draws depend on the seed and the index of the pair.
         replicate = np.repeat([cell["replicate"] for cell in cells], each)
         policy_keys, run_keys = (
             jax.random.split(
@@ -264,14 +263,14 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
 
 
 def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataFrame:
-    """What is gained over Equal CRP at one time: own tasks each, held-out ones in the mean."""
+    """Gains over Equal CRP after some updates: each own task, and the mean of the held-out tasks."""
     frames = []
     for kind in values:
         (growth, sharpe), (base, base_sharpe) = map(np.asarray, (values[kind], equal[kind]))
         found = np.stack(
             [100 * (growth - base), sharpe, np.broadcast_to(base_sharpe, sharpe.shape)]
         )
-        # Single-task policies of a cell stand side by side as tasks.
+        # The single-task policies of a cell are its tasks.
         found = found.reshape(len(_VALUES), cells, -1)
         if kind == "held-out":
             found = found.mean(-1, keepdims=True)
@@ -320,35 +319,27 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 @dataclass(frozen=True)
 class _Gap:
-    """A difference of two arms, or what one gains over Equal CRP, on the tasks that both have."""
+    """Difference of two arms on their common tasks, or the gain of one arm over Equal CRP."""
 
     values: Any
     """Experiments by years, means over training seeds and tasks."""
     arms: dict[str, Any]
     """The values of each arm."""
-    noise: float
-    """Variance of one of the values over training seeds."""
-
-    def shares(self) -> dict[str, float]:
-        """Which share of the variance of its mean each source has."""
-        return shares_of_variance(self.values, self.noise)
 
 
 def _gap(rows: Any, first: _Arm, second: _Arm | None = None, column: str = "gain") -> _Gap:
-    """What the first arm has more of than the second, or than Equal CRP."""
+    """Return the first arm minus the second, or minus Equal CRP."""
     found = [select(rows, method=arm[0], tasks=arm[1]) for arm in (first, second) if arm]
     tasks = set.intersection(*(set(one.task) for one in found))
-    cell, values, noise = ["experiment", "year"], [], 0.0
+    values = []
     for one in found:
         one = one[one.task.isin(tasks)]
-        seeds = one.groupby([*cell, "replicate"])[column].mean().unstack("replicate")
-        values.append(seeds.mean(axis=1).unstack("year"))
-        if seeds.shape[1] > 1:
-            noise += float(seeds.var(axis=1).mean()) / seeds.shape[1]
+        seeds = one.groupby(["experiment", "year", "replicate"])[column].mean()
+        values.append(seeds.groupby(["experiment", "year"]).mean().unstack("year"))
     if second is None:
-        return _Gap(values[0], {}, noise)
+        return _Gap(values[0], {})
     arms = dict(zip((_name(first), _name(second)), values, strict=True))
-    return _Gap(values[0] - values[1], arms, noise)
+    return _Gap(values[0] - values[1], arms)
 
 
 def _name(arm: _Arm) -> str:
@@ -358,16 +349,16 @@ def _name(arm: _Arm) -> str:
 
 @dataclass(frozen=True)
 class _Arms:
-    """The arms that a table has, and how long each was trained."""
+    """The arms in a table, and their numbers of updates."""
 
     few: int
     many: int
     long: int
-    """Single-task policies that go on to the updates of few tasks."""
+    """Number of single-task policies with the updates of a policy of few tasks."""
     years: list[int]
     """Test years."""
     ends: dict[_Arm, int]
-    """Updates of a policy in the end."""
+    """Final number of updates of a policy."""
     epochs: int
 
     @classmethod
@@ -430,7 +421,7 @@ def _summary(table: Any, known: _Arms) -> pd.DataFrame:
 
 
 def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterator[Verdict]:
-    """Whether a gap is positive, or within bounds: in the last year, the paper's, then over all."""
+    """Whether a gap is positive, or within bounds: in the last year (the paper's), then over all years."""
     first, last = gap.values.columns[0], gap.values.columns[-1]
     for words, years, whose in (
         (f"in {last}", [last], paper),
@@ -443,7 +434,7 @@ def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterato
 
 
 def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
-    """Whether policies have a higher Sharpe ratio than Equal CRP in the end, over all years."""
+    """Whether trained policies have a higher Sharpe ratio than Equal CRP, over all years."""
     [kind] = rows.tested.unique()
     for arm in known.multi:
         found = over_rows_and_columns(_gap(rows, arm, column="sharpe_gain").values)
@@ -455,27 +446,8 @@ def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
         yield Verdict.of(claim, found, paper=False, levels=levels)
 
 
-def _sharpe_note(rows: Any, known: _Arms) -> str:
-    """The Sharpe ratios of all multi-task arms less Equal CRP's, in a sentence."""
-    found = {
-        f"{_name(arm)}, {name}": _gap(select(rows, tested=kind), arm, column="sharpe_gain").values
-        for (kind, name), arm in product(_TESTED.items(), known.multi)
-    }
-    estimates = {name: over_rows_and_columns(gap) for name, gap in found.items()}
-    below = sum(e.high < 0 for e in estimates.values())
-    listed = "; ".join(
-        f"{name} {e.value:+.2f} [{e.low:+.2f}, {e.high:+.2f}], "
-        f"{int((found[name].mean() > 0).sum())} of {len(known.years)} years positive"
-        for name, e in estimates.items()
-    )
-    return (
-        f"Sharpe ratio less Equal CRP's after {known.epochs} epochs: the whole interval is below 0 in "
-        f"{below} of {len(found)} cases ({listed})."
-    )
-
-
 def _notes(rows: Any, known: _Arms) -> Iterator[str]:
-    """What each arm gains over Equal CRP."""
+    """Gain of each arm over Equal CRP."""
     for name, arm in known.shown.items():
         after = f", {known.ends[arm]:,} updates" if known.ends[arm] else ", which learns nothing"
         yield note(f"{name}{after}", _gap(rows, arm).values)
@@ -496,7 +468,7 @@ def _transfer_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
 
 
 def _learning_verdicts(own: Any, rows: Any, known: _Arms) -> Iterator[Verdict]:
-    """Claims about own tasks: along all epochs (`own`), and in the end (`rows`)."""
+    """Claims about own tasks: over all epochs (`own`), and after training (`rows`)."""
     along = _along(own)
     for arm in known.multi:
         paper, name = arm[0] == "pmtl", _name(arm)
@@ -524,21 +496,21 @@ def _learning_verdicts(own: Any, rows: Any, known: _Arms) -> Iterator[Verdict]:
     ):  # fmt: skip
         claim = f"{claim} (mean over these fractions, equal epochs)"
         values = gap.loc[:, some].mean(axis=1).unstack("year")
-        yield from _by_years(claim, _Gap(values, {}, 0.0), paper=True, **bounds)
+        yield from _by_years(claim, _Gap(values, {}), paper=True, **bounds)
     yield from _sharpe_verdicts(rows, known)
 
 
 def _along(own: Any) -> Any:
-    """The mean along all epochs: the higher, the sooner a curve has risen."""
+    """Mean over all epochs, which is higher if a curve rises earlier."""
     by = ["method", "tasks", "experiment", "year", "replicate", "task"]
     return own[own.epoch % 1 == 0].groupby(by, as_index=False).gain.mean()
 
 
 def _over_single(rows: Any, arm: _Arm, known: _Arms) -> Any:
-    """What so many tasks gain over their single-task policies at the end, equal epochs.
+    """Gain of tasks over their single-task policies after training, at equal epochs.
 
-    A row for each experiment and year; a column for each fraction of the tasks: the gain that so many of
-    them reach at least.
+    A row for each experiment and year; a column for each fraction of the tasks, with the gain that this
+    fraction reaches at least.
     """
     both = [
         select(rows, method=one[0], tasks=one[1])
@@ -553,7 +525,7 @@ def _over_single(rows: Any, arm: _Arm, known: _Arms) -> Any:
 
 
 def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult:
-    """Every arm under three protocols, and every difference, with where its variance is from."""
+    """Every arm under three protocols, and every difference of two arms."""
     few, many = ("pmtl", known.few), ("pmtl", known.many)
     pairs: list[tuple[_Arm, _Arm | None]] = [(arm, None) for arm in (known.single, *known.multi)]
     pairs += [(arm, known.single) for arm in known.multi]
@@ -573,7 +545,7 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
             level = _gap(own, first, column="sharpe").values
             row |= {"sharpe": np.mean(level), "sharpe gain": np.mean(sharpe.values)}
             row |= {"years positive": int((gap.values.mean() > 0).sum())}
-            found.append(row | {f"share of {name}": one for name, one in gap.shares().items()})
+            found.append(row)
             if protocol in words and second in asked[protocol]:
                 claim = f"{_name(first)} beats {against} on {_TESTED[kind]} {words[protocol]}"
                 *_, verdict = _by_years(claim, gap, paper=False)
@@ -584,9 +556,6 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
         "Equal epochs, the paper's protocol, give a multi-task policy T times the updates of a "
         "single-task one; equal updates remove that advantage, and train the single-task one beyond its "
         "best. Stopped early, each arm has the updates that were best in the year before.",
-        _sharpe_note(protocols[_EPOCHS], known),
-        "The share of years is the part of the variance of a mean that no further experiment or training "
-        "seed can reduce.",
         SURVIVORSHIP,
     )
     title = "Three protocols side by side: equal epochs, equal updates, stopped early"
@@ -595,9 +564,9 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
 
 
 def _plot_learning(own: Any, rows: Any, known: _Arms) -> Figure:
-    """Learning curves by number of tasks, as captioned: the mean over experiments of the last year with
-    their interquartile range, and dashed the mean of all years; then, for each fraction of tasks, the
-    gain over STL that they reach at least.
+    """Learning curves by number of tasks, as in the caption: mean over experiments of the last year with
+    the interquartile range, and dashed the mean of all years; then the gain over STL that each fraction
+    of tasks reaches at least.
     """
     figure, (*curves, fractions) = panels(13, 4, 3)
     last = known.years[-1]

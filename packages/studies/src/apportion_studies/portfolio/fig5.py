@@ -1,12 +1,12 @@
 """Figure 5: one task's test year under a multi-task and a single-task policy, with allocations.
 
-An epoch is 300 updates a task, as in Figure 4: 9,000 of a multi-task policy with 30 tasks, 300 of a
-single-task one. Both are tested after 2 epochs and after 12, and a single-task policy also after as many
-updates as the multi-task one has in 2. Shown is the task on which after 12 epochs the multi-task policy
-gains most over the single-task one, as the paper chose it; the table and the verdicts cover every policy
-and task watched. Claims: the single-task policy keeps nearly equal shares while the multi-task one has
-learned more complex allocations, and strays from equal shares only where it pays. Rows keep the shares of
-the task shown alone: from those of all, prices could be recomputed.
+An epoch is 300 updates per task, as in Figure 4: 9,000 of a multi-task policy with 30 tasks, 300 of a
+single-task policy. Both are tested after 2 and after 12 epochs, and a single-task policy also after as
+many updates as the multi-task policy has in 2 epochs. The figure shows the task with the largest gain of
+the multi-task over the single-task policy after 12 epochs, which is the paper's choice. The table and the
+verdicts cover all policies and tasks. Claims: the single-task policy keeps nearly equal shares, the
+multi-task policy has learned more complex allocations, and it deviates from equal shares only if that
+pays. Rows contain the shares of the drawn task only, because shares of all tasks would reveal the prices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,16 +45,16 @@ class _Size:
 
     settings: PortfolioSettings
     policies: int
-    """Multi-task policies, each with instruments, tasks and a seed of its own."""
+    """Multi-task policies, each with its own instruments, tasks and seed."""
     watched: int
-    """Tasks of each that have a policy of their own."""
+    """Tasks of each that also have a single-task policy."""
     updates: int
-    """Of a task in an epoch."""
+    """Updates of a task in an epoch."""
     epochs: tuple[int, int]
-    """Those after which policies are tested, few and many."""
+    """Numbers of epochs after which policies are tested, few and many."""
 
     def stages(self, method: str) -> dict[str, int]:
-        """The updates after which a policy is tested, by the names that they have in the rows."""
+        """Updates after which a policy is tested, by their names in the rows."""
         tasks = self.settings.tasks if method == "pmtl" else 1
         found = {
             f"{method}, {when}": tasks * self.updates * epochs
@@ -72,7 +72,7 @@ _PAIRS = {
     f"stl, {_MANY}": (f"pmtl, {_MANY}", f"stl, {_MANY}"),
     _EQUAL_UPDATES: (f"pmtl, {_FEW}", _EQUAL_UPDATES),
 }
-"""What is compared: each single-task policy with the multi-task one of the same epochs or updates."""
+"""Comparisons: each single-task policy with the multi-task one of the same epochs or updates."""
 _DRAWN = _PAIRS[f"stl, {_MANY}"]
 _METHODS = (f"pmtl, {_FEW}", f"pmtl, {_MANY}", *_PAIRS)
 _SCALES = {
@@ -112,7 +112,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day.
 
-    It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.
+    A row has the net log return minus Equal CRP's, the deviation from equal shares, and all shares.
     """
     settings = size.settings
     seeds = [seeds_of(settings.seed, size.policies)[cell["policy"]] for cell in cells]
@@ -120,7 +120,7 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
     costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
-    # All of a multi-task policy's tasks, of which a single-task policy has one.
+    # All tasks of a multi-task policy; a single-task policy learns one of them.
     drawn = [training.draw_portfolio_tasks(universe, replace(settings, seed=own)) for own in seeds]
     tasks = stack([own for _, _, own in drawn])
     method = cells[0]["method"]
@@ -138,7 +138,7 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
                 walks[stage] = _walk_each(take(chunk.policy, runs), test, shown)
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
-    # What a policy begins with, and its randomness: a single-task policy's differ by task.
+    # Keys of first parameters and draws; those of single-task policies differ by task.
     firsts = [jax.random.key(own) for own in seeds]
     if single:
         firsts = [
@@ -186,8 +186,8 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     deviation, gain = (_by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
     gain = {name: 100 * table.date.nunique() * values for name, values in gain.items()}
     notes = (
-        "The task drawn is the one where the multi-task policy gains most over the single-task one: "
-        "it shows what the policies do, not how often. Intervals are over policies, each with its own "
+        "The plot shows the task with the largest gain of the multi-task over the single-task policy: an "
+        "example, not a typical task. Intervals are over policies, each with its own "
         "instruments and tasks, and months of one year.",
         f"An epoch is {settings['updates']} updates a task; few epochs are {settings['epochs'][0]}, many "
         f"{settings['epochs'][1]}.",
@@ -197,7 +197,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             for name in _METHODS
         ),
     )
-    # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
+    # For each method, policy and task: growth over Equal CRP and mean deviation in the year.
     kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
     years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
     found = (years, _verdicts(table, deviation, gain), lambda: _plot(table), notes)
@@ -206,7 +206,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
-    """A method's values of a column, policies by months; the mean of such a table is that over all days.
+    """Values of a column by policy and month; the mean of such a table is the mean over all days.
 
     The tasks of a policy share it and its instruments; the days of a month share a market.
     """
@@ -219,7 +219,7 @@ def _by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
 
 
 def _mark_drawn(rows: Any) -> pd.DataFrame:
-    """The rows with the task to draw marked; shares are kept for that one."""
+    """Mark the task to draw, and keep shares of that task only."""
     total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
     multi, single = _DRAWN
     policy, task = (total[multi] - total[single]).idxmax()
@@ -232,9 +232,9 @@ def _mark_drawn(rows: Any) -> pd.DataFrame:
 def _verdicts(
     table: Any, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
 ) -> Iterator[Verdict]:
-    """What is claimed of each single-task policy, from values of policies by months.
+    """Claims about each single-task policy, from values by policy and month.
 
-    Then whether a policy gains more on the days it strays further, on top of what straying is worth.
+    Then whether a policy gains more on days on which it deviates more than on average.
     """
     for name, (multi, single) in _PAIRS.items():
         paper = name != _EQUAL_UPDATES
@@ -255,7 +255,7 @@ def _verdicts(
         spread = float(further[table.method == name].std())
         together = table.assign(together=further * table.over_equal / (spread or 1.0))
         moved = 100 * table.date.nunique() * _by_policy_and_month(together, "together")[name]
-        claim = f"{name}: strays from equal shares where it pays"
+        claim = f"{name}: strays from equal shares if it pays"
         claim += f" ({POINTS} with one more deviation of straying)"
         yield Verdict.of(claim, over_rows_and_columns(moved), paper=name != _EQUAL_UPDATES)
 

@@ -1,27 +1,27 @@
-"""What five departures from the paper's Algorithm 1 do, and each value that it leaves open.
+"""The effect of five departures from the paper's Algorithm 1, and of each value that it leaves open.
 
-Figures 2 to 5 depart from the algorithm in five ways. The network sees 10 (v / v_last - 1) in place of raw
-ratios; an update charges the batch's own drifted allocation, with the gradient through it, in place of the
-remembered w_{n-1}; memory is full of equal shares' states from the start and is rewritten by each batch,
-in place of being filled by acting alone; the score is that of the batch before the update; and acting that
-reaches an episode's end goes on with the next one in the same round. Each is put back alone, and all five
-together. That is not the paper to the letter: the optimiser stays Adam, in place of a plain gradient, which
-has arms of its own below. Whether acting stops at the end matters only if there is any, so that arm acts
-too and is held against the one that does.
+Figures 2 to 5 depart from the algorithm in five ways. The network reads 10 (v / v_last - 1) instead of raw
+ratios. An update charges the batch's own drifted allocation, with its gradient, instead of the remembered
+w_{n-1}. Memory starts full of the states of equal shares and each batch overwrites its part, instead of
+being filled by acting only. The score is computed before the update. Acting that reaches the end of an
+episode continues with the next one in the same round. Each departure is reverted alone, and all five
+together. That is still not the paper to the letter: the optimiser is Adam, and a plain gradient has
+separate arms. Stopping at the end matters only with acting, so that arm acts too and is compared with the
+arm that acts.
 
-How many periods are acted (n_e) and with which noise the paper does not say: 10, so that an epoch's 300
-updates of a task walk its ten years once, with noise of 0.1 on the scores. The other values that it leaves
-open (window, batch, learning rate, cost, recency, optimiser) are halved and doubled one at a time, a plain
-gradient in place of Adam with learning rates of three orders.
+The paper does not give the number of acted periods (n_e) and their noise. We use 10 periods, so that the
+300 updates of a task in an epoch cover its ten years once, and noise of 0.1 on the scores. The other open
+values (window, batch, learning rate, cost, recency) are halved and doubled one at a time; the plain
+gradient replaces Adam with learning rates of three orders.
 
-All are P-MTL policies of the same experiments, tasks, first parameters and draws, tested on the paper's
-year; single-task policies of the same tasks are trained with all five put back. Our P-MTL policies here
-and those of Figure 4 are replicates of each other: the same experiments and tasks, other training seeds.
-What they gain over STL and over Equal CRP is judged there alone, over more training seeds and years.
+All arms are P-MTL policies with the same experiments, tasks, first parameters and draws, tested on the
+paper's year. Single-task policies of the same tasks are trained with all five departures reverted. Our
+P-MTL policies here replicate those of Figure 4 with other training seeds; Figure 4 alone judges their gain
+over STL and Equal CRP, with more training seeds and years.
 
-A cell's rows: tested (own tasks, held-out ones, or own ones in the training period), step, epoch, gain
+Rows of a cell: tested (own tasks, held-out tasks, or own tasks in the training period), step, epoch, gain
 (points a year over Equal CRP: 100 times log growth, net) and deviation (mean over days of the largest
-distance of a share from an equal one).
+distance of a share from an equal share).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +60,7 @@ from apportion.trees import take
 from apportion_studies.portfolio.experiments import (
     POINTS,
     SMALL,
+    SURVIVORSHIP,
     Experiments,
     at_once,
     by_cell,
@@ -76,12 +77,12 @@ _RAW, _REMEMBERED, _ACTED, _AFTER, _STOPS = _DEPARTURES = (
 )
 _ARMS = (_OURS, *_DEPARTURES, _LITERAL)
 _NOISE = 0.1
-"""Standard deviation of the noise on the scores of what is acted."""
+"""Standard deviation of the noise on the scores while acting."""
 _NEAR = 0.02
-"""Mean deviation from equal shares below which a policy has not left them; Figure 5's."""
+"""A policy with a smaller mean deviation has not left equal shares; as in Figure 5."""
 _TOLERANCE = 3.0
-"""Points a year that a value may move the gain before results hang on it."""
-_JIANG = "as in the code published by Jiang et al. (2017), whom the paper follows"
+"""If a value moves the gain by more points a year, results depend on it."""
+_JIANG = "as in the code published by Jiang et al. (2017), which the paper follows"
 _WHY = {
     "window": f"H; {_JIANG}",
     "batch": f"B; {_JIANG}",
@@ -90,11 +91,7 @@ _WHY = {
     "recency": f"rate of the geometric distribution of n_b; {_JIANG}",
     "optimiser": f"Adam; {_JIANG}",
 }
-"""The values that the paper leaves open, and where ours are from."""
-_ONE_YEAR = (
-    "The instruments are those that were large when the data was gathered (survivorship); intervals are "
-    "over experiments in one year of one market, and say nothing of other years."
-)
+"""The values that the paper leaves open, and the source of ours."""
 _PLAIN = "plain gradient"
 _UNSCALED = optax.identity()
 _RATES = (1, 100, 10_000)
@@ -103,13 +100,13 @@ _RATES = (1, 100, 10_000)
 
 @dataclass(frozen=True)
 class _Variant:
-    """A way to train: which departures are put back, and which settings changed."""
+    """A way to train: the departures that are reverted, and the changed settings."""
 
     name: str
     back: tuple[str, ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
     setting: str = ""
-    """Which value that the paper leaves open is another."""
+    """The changed value, if it is one that the paper leaves open."""
 
     @property
     def program(self) -> str:
@@ -149,7 +146,7 @@ class _LiteralSize:
     """Updates for each task in an epoch."""
     epochs: int
     acted: int
-    """n_e where there is acting."""
+    """n_e of arms that act."""
 
 
 _SCALES = {
@@ -175,7 +172,7 @@ def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = No
         cells.append(Cell(f"{method}-{name}-{experiment}", values, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), **own, "noise": _NOISE}
-    # What these two would say, epochs and cells do.
+    # Epochs and cells replace these two.
     del about["steps"], about["method"]
     return Plan("literal", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
@@ -183,8 +180,8 @@ def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = No
 def _remembered(
     problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
 ) -> BatchRollout:
-    """What `lookback` does, with every reward taken in the remembered state: no gradient reaches an
-    allocation through the drift and cost of the period after it.
+    """`lookback` with every reward computed in the remembered state: no gradient reaches an allocation
+    through the drift and cost of the next period.
     """
     rolled = lookback(problem, task, policy, batch, key)
     keys = jax.random.split(key, batch.rows.shape[0])
@@ -197,14 +194,14 @@ def _remembered(
 
 
 class _AsPrinted(Learner):
-    """`Direct` as Algorithm 1 prints it: what of its update is kept, and what a task is scored by."""
+    """`Direct` as Algorithm 1 prints it, with its score and its use of memory."""
 
     periods: int = eqx.field(static=True)
     direct: Direct
     scored_after: bool = eqx.field(static=True)
     """Scorers read the allocations of the updated policy."""
     rewrites: bool = eqx.field(static=True)
-    """The batch's own states replace those that it was drawn from."""
+    """The states of the batch overwrite those in memory."""
 
     def start(self, policy: Policy) -> PyTree[Array]:
         return self.direct.start(policy)
@@ -233,7 +230,7 @@ class _AsPrinted(Learner):
 def _compute(
     prices: Prices, size: _LiteralSize, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """The rows of cells of one program: all of them trained in one vmap."""
+    """Rows of the cells of one program, trained in one vmap."""
     method, known_variants = cells[0]["method"], _variants(size.settings)
     own_variants = [known_variants[cell["variant"]] for cell in cells]
     back, each = own_variants[0].back, size.own if method == "stl" else 1
@@ -243,7 +240,7 @@ def _compute(
         for _ in range(each)
     ]
     every = size.epoch * (1 if method == "stl" else size.settings.tasks)
-    # All that is not one of the two is the same in every run.
+    # All other settings are the same in every run.
     s = replace(by_run[0], steps=every * size.epochs)
     rates, costs = (
         jnp.asarray([getattr(one, name) for one in by_run]) for name in ("learning_rate", "cost")
@@ -270,7 +267,7 @@ def _compute(
             growth, deviation = _walks(chunk.policy, *where)
             base = equal[kind][0]
             found = np.stack([100 * (growth - base), deviation])
-            # Single-task policies of a cell stand side by side as tasks.
+            # The single-task policies of a cell are its tasks.
             means = found.reshape(2, len(cells), -1).mean(-1)
             frame = pd.DataFrame(means.T, columns=["gain", "deviation"])
             frame = frame.assign(place=range(len(cells)), tested=kind, step=chunk.step)
@@ -298,7 +295,7 @@ def _compute(
 
 
 def _learner_of(variant: _Variant, s: PortfolioSettings, rates: Float[Array, " runs"]) -> Learner:
-    """How batches are learned from."""
+    """Return the learner of a variant."""
     options: dict[str, Any] = {"transform": _UNSCALED} if variant.setting == "optimiser" else {}
     objective = _remembered if _REMEMBERED in variant.back else lookback
     return _AsPrinted(
@@ -365,7 +362,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         _summary(last[last.setting == ""]),
         _departure_verdicts(values, year),
         partial(forest, drawn, "after all updates", 3.0),
-        (*notes, _ONE_YEAR),
+        (*notes, SURVIVORSHIP),
     )
     moves = _moves(last)
     shown = {
@@ -381,7 +378,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         (
             f"P-MTL with {settings['tasks']} tasks after {rows.step.max():,} updates, each change "
             "against ours with the same experiments, tasks, first parameters and draws.",
-            _ONE_YEAR,
+            SURVIVORSHIP,
         ),
     )
     return [departures, omitted]
@@ -406,7 +403,7 @@ def _summary(last: Any) -> pd.DataFrame:
 
 
 def _departure_verdicts(values: Callable[..., np.ndarray], year: int) -> Iterator[Verdict]:
-    """Who leaves equal shares, what each departure is worth, and the paper's claims of its own method."""
+    """Deviation of each arm, effect of each departure, and the paper's claims for its own method."""
     stays = f"has not left equal shares (mean deviation below {_NEAR:g})"
     for name in _ARMS:
         found = mean_over(values(name, "deviation"))
@@ -432,7 +429,7 @@ def _departure_verdicts(values: Callable[..., np.ndarray], year: int) -> Iterato
 
 
 _Moves = list[tuple[str, str, dict[tuple[str, str], Estimate]]]
-"""Variants, the value that each changes, and how much that moves each number from ours."""
+"""Variants, the value that each changes, and the effect on each number."""
 
 
 def _moves(last: Any) -> _Moves:
@@ -453,7 +450,7 @@ def _moves(last: Any) -> _Moves:
 
 
 def _omitted_table(moves: _Moves, settings: dict[str, Any]) -> pd.DataFrame:
-    """A row for each change: what it is, ours and why, and how far it moves what."""
+    """A row for each change: our value, its source, and the effect on each number."""
     rows = []
     for name, setting, moved in moves:
         row = {"changed": name, "ours": str(settings.get(setting, "adam")), "why": _WHY[setting]}
@@ -465,7 +462,7 @@ def _omitted_table(moves: _Moves, settings: dict[str, Any]) -> pd.DataFrame:
 
 
 def _omitted_verdicts(moves: _Moves, year: int) -> Iterator[Verdict]:
-    """Whether results hang on a value; and whether Adam is needed."""
+    """Whether results depend on a value, and whether Adam is needed."""
     for setting in list(_WHY)[:-1]:
         both = [moved["own", "gain"] for _, one, moved in moves if one == setting]
         claim = f"{setting} halved or doubled moves the gain on own tasks in {year} by less than "

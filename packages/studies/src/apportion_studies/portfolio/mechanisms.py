@@ -1,18 +1,18 @@
-"""Why many tasks should help, on the market itself: the generalisation gap, and the spread over seeds.
+"""Why many tasks should help, on real prices: the generalisation gap, and the spread over seeds.
 
-Generalisation: the paper's reason for sharing one network over instruments and tasks is that data is
-scarce. STL, MTL and a plain network of as many parameters, which reads all instruments of its one task
-at once, learn from the days before a test year. Measured is the gain over Equal CRP on one task, the same
-for all three, in the days learned from and in the test year; the gap is what is lost between them. A cell
-is a method, an experiment with instruments of its own, and a year.
+Generalisation: the paper shares one network over instruments and tasks because data is scarce. STL, MTL
+and a plain network with as many parameters, which reads all instruments of its one task at once, learn
+from the days before a test year. We measure the gain over Equal CRP on one task, the same for all three,
+in the training days and in the test year; the gap is the difference. A cell is a method, an experiment
+with its own instruments, and a year.
 
-Stability: prioritised drawing is said to stabilise learning. MTL and P-MTL learn the same tasks from
-several seeds, each year with instruments of its own; the ratio of the interquartile ranges over seeds of
-what they gain in the test year says which spreads less. A cell is a method, a seed and a year.
+Stability: the paper says that prioritised drawing stabilises learning. MTL and P-MTL learn the same tasks
+from several seeds, with different instruments each year. We compare the interquartile ranges over seeds
+of their gains in the test year. A cell is a method, a seed and a year.
 
-Policies are read twice: with equal updates, and stopped at the number of updates that was best on their
-own tasks in the year before, of policies of the same method and instruments that learned from the days
-before that year. Cells of validation are read for that alone.
+Policies are tested at equal updates and with early stopping: the number of updates that was best on their
+own tasks in the year before, for policies of the same method and instruments that learned from the days
+before that year. Validation cells are used for this choice only.
 """
 
 import math
@@ -82,7 +82,7 @@ class _Size:
 
     @property
     def walked(self) -> tuple[int, ...]:
-        """The test years, and before them the one that serves validation alone."""
+        """The validation year and the test years after it."""
         return self.years[0] - 1, *self.years
 
 
@@ -101,7 +101,7 @@ _SCALES = {
 class Plain(Policy):
     """One recurrent network that reads all entities of a task at once and has a score for each place.
 
-    Who stands where matters to it: it is not equivariant, and serves tasks of one size alone.
+    It is not equivariant: its output depends on the order of the entities. All tasks have one size.
 
     >>> def count(policy):
     ...     return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(policy, eqx.is_array)))
@@ -118,7 +118,7 @@ class Plain(Policy):
     def __init__(self, entities: int, channels: int, hidden: int, *, key: PRNGKeyArray):
         recurrence_key, score_key = jax.random.split(key)
         self.recurrence = Recurrence(entities * channels, hidden, key=recurrence_key)
-        # As small as in the shared network: both begin with equal shares.
+        # As small as in the shared network, so that both start with equal shares.
         self.of_features = 0.01 * jax.random.normal(score_key, (hidden, entities))
         self.of_held = jnp.zeros(entities)
         self.head = Head()
@@ -149,7 +149,7 @@ def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None =
     ):
         if before and own >= size.validated:
             continue
-        # Each year has instruments of its own, those of an experiment.
+        # Each year has the instruments of a different experiment.
         values = {"figure": "stability", "method": method, "year": year - before, "seed": own}
         values |= {"experiment": place % size.experiments, "validation": before}
         name = f"stability-{method}-{own}-{year}" + "-before" * before
@@ -160,7 +160,7 @@ def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None =
 
 
 def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
-    """What each cell's policy gains over Equal CRP, in points a year, after each number of updates.
+    """Gain of each cell's policy over Equal CRP, in points a year, after each number of updates.
 
     `tested` is "own" (all tasks learned from), "held-out" or, in the first figure, "first" (the task that
     all methods share) and "in-sample" (the same in the days learned from).
@@ -246,14 +246,14 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _protocols(rows: Any) -> dict[str, Any]:
-    """The rows of test years: after all updates, and where each method was best the year before."""
+    """Rows of the test years: after all updates, and with early stopping."""
     last = rows[(rows.step == rows.step.max()) & ~rows.validation]
     early = stopped(rows, ["method"])
     return {f"at equal updates ({rows.step.max():,})": last, "stopped early": early}
 
 
 def _conclude_generalisation(rows: Any) -> FigureResult:
-    """What each method loses from the days it learned from to the test year."""
+    """Loss of each method from the training days to the test year."""
     verdicts, notes, shown, tables = [], [], {}, []
     spans = {"in-sample": "in the days learned from", "first": "in the test year"}
     for protocol, own in _protocols(rows).items():
@@ -297,13 +297,13 @@ def _conclude_generalisation(rows: Any) -> FigureResult:
 
 
 def _spread(values: Any) -> float:
-    """The interquartile range: one seed that runs away does not move it."""
+    """Interquartile range, which is robust to one diverging seed."""
     low, high = np.quantile(values, [0.25, 0.75])
     return float(high - low)
 
 
 def _conclude_stability(rows: Any) -> FigureResult:
-    """The ratio of interquartile ranges over seeds, year by year: its log is averaged over years."""
+    """Ratio of interquartile ranges over seeds in each year; its log is averaged over years."""
     tested = {"own": "own tasks", "held-out": "held-out instruments"}
     verdicts, shown, found = [], {}, []
     for (protocol, read), (kind, where) in product(_protocols(rows).items(), tested.items()):
@@ -314,7 +314,7 @@ def _conclude_stability(rows: Any) -> FigureResult:
         claim = f"P-MTL's gains in the test year spread less over seeds than MTL's on {where}"
         claim = f"{claim}, {protocol} (ratio of interquartile ranges)"
         paper = protocol != "stopped early"
-        # Geometric means, the ratio of which is the estimate.
+        # The ratio of these geometric means is the estimate.
         means = np.exp(np.log(spreads).mean())
         levels = {METHOD_NAMES[method]: float(means[method]) for method in ("pmtl", "mtl")}
         verdict = Verdict.of(claim, over_years, below=0.0, paper=paper, levels=levels)

@@ -1,20 +1,14 @@
-"""Where prioritisation pays: in markets whose truth is known, at equal updates, on instruments never seen.
+"""When prioritisation helps: simulated markets with known truth, equal updates, held-out instruments.
 
-Prioritisation: 32 tasks share one policy; few, some or all of them are informative. Scored are the paper's
-deviation from equal shares, the gradient norm and the realised gain; each against uniform MTL, on held-out
-instruments that carry signal. Deviation and gradient find what moves; realised gain finds what pays. A
-cell is a case, a rule and a seed of the market.
+Prioritisation: 32 tasks share one policy, and few, some or all of them are informative. The scores are the
+paper's deviation from equal shares, the gradient norm and the realised gain. Each rule is compared with
+uniform MTL on held-out instruments that carry signal. Deviation and gradient norm find tasks that move;
+realised gain finds tasks that pay. A cell is a case, a rule and a seed of the market.
 
-Conflict: what is right in most tasks is wrong in the others. The moves of most instruments are taken back
-the next day, and those of the others go on; 24 of 32 tasks are of the former, 8 of the latter, and nothing
-tells a policy which it is in. Each rule of drawing tasks is held against uniform drawing by the camp that
-fares worse, and by how much runs differ. Claims: priorities serve the worst tasks better, and runs differ
-less. A cell is a rule and a seed of the market.
-
-Acting: Algorithm 1 acts n_e more periods in the drawn task after each update. Prices do not answer to what
-is held, so memory can be full from the start and nothing need be acted: what is held enters by the costs
-alone. At a low and at a high cost, policies are trained with n_e = 0, 1 and 8 from the same first
-parameters. A cell is an n_e and a seed of the market.
+Conflict: the best policy for most tasks is wrong for the others. In 24 of 32 tasks the moves of a day
+tend to reverse on the next day, in 8 they continue; the state does not show the kind of a task. Each rule
+is compared with uniform drawing by the result of the worse camp and by the spread of the runs. Claims:
+priorities serve the worst tasks better, and runs differ less. A cell is a rule and a seed of the market.
 """
 
 from collections.abc import Sequence
@@ -50,8 +44,8 @@ from apportion.trees import stack
 from apportion_studies.portfolio.experiments import POINTS, by_cell, seeds_of
 
 _SCALES = {
-    "quick": {"prioritisation": (3, 1000), "conflict": (3, 300), "acting": (3, 300)},
-    "paper": {"prioritisation": (10, 1000), "conflict": (12, 1000), "acting": (10, 1000)},
+    "quick": {"prioritisation": (3, 1000), "conflict": (3, 300)},
+    "paper": {"prioritisation": (10, 1000), "conflict": (12, 1000)},
 }
 """Simulated markets of each figure, and the updates of a policy."""
 _TASKS, _TRAINED, _HELD_OUT, _TRAIN_DAYS, _DAYS = 32, 30, 10, 400, 1150
@@ -59,7 +53,7 @@ _SETTINGS = PortfolioSettings.paper(
     tasks=_TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005
 )
 _QUIET = 0.002
-"""Daily volatility of quiet instruments; lively ones have as much as informative ones."""
+"""Daily volatility of quiet instruments; lively ones are as volatile as informative ones."""
 _CASES = {
     "2 of 32, others quiet": (2, True),
     "8 of 32, others lively": (8, False),
@@ -68,10 +62,6 @@ _CASES = {
 """How many of the 32 tasks carry signal, and whether the others are quiet."""
 _CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
 """Tasks of each camp, and the autocorrelation of its instruments' moves."""
-_ACTED, _COSTS = (0, 1, 8), (0.0005, 0.0025)
-"""Periods acted after each update, n_e; and what trading costs."""
-_LITTLE = 3.0
-"""Points a year that are called little."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +71,11 @@ class _Rule:
     name: str
     scorer: ScorerName
     alpha: float
-    beta: float | None
-    """None rises from 0 to 1 along the run."""
-
-    @property
-    def program(self) -> str:
-        """Rules of one program are trained side by side."""
-        return self.scorer if self.beta is not None else f"{self.scorer}-rising"
+    beta: float
 
     @property
     def paper(self) -> bool:
-        """Whether it is the paper's, with some beta."""
+        """Whether this is the paper's rule, with any beta."""
         return self.scorer == "max-deviation" and self.alpha == 0.5
 
 
@@ -103,51 +87,44 @@ _RULES = (
     _Rule("gradient norm, alpha 1, beta 0", "gradient-norm", 1.0, 0.0),
     _Rule("realised gain, alpha 1, beta 0", "realised-gain", 1.0, 0.0),
     _Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
-    _Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
 )
 _BY_NAME = {rule.name: rule for rule in _RULES}
-_TRIED = tuple(rule for rule in _RULES if rule.beta is not None)
-"""The rules that are tried on tasks that conflict."""
 
 
 def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Three figures of simulated markets: rules of drawing tasks twice, then acting."""
+    """Two figures of simulated markets: rules to draw tasks."""
     sizes = _SCALES[scale]
     markets = {figure: seeds_of(seed, number) for figure, (number, _) in sizes.items()}
     known = {
         figure: replace(_SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
     }
-    known["acting"] = replace(known["acting"], method="mtl")
     cells = []
-    for program in dict.fromkeys(rule.program for rule in _RULES):
-        rules = [rule for rule in _RULES if rule.program == program]
+    # Rules of one scorer are one program.
+    for program in dict.fromkeys(rule.scorer for rule in _RULES):
+        rules = [rule for rule in _RULES if rule.scorer == program]
         worlds = product(_CASES.items(), markets["prioritisation"])
         for ((case, (informative, quiet)), own), (place, rule) in product(worlds, enumerate(rules)):
             others = "quiet" if quiet else "lively"
             name = f"{program}-{place}-{informative}-{others}-{own}"
             values = {"figure": "prioritisation", "case": case, "rule": rule.name, "seed": own}
             cells.append(Cell(f"prioritisation-{name}", values, f"prioritisation-{program}"))
-    for (place, rule), own in product(enumerate(_TRIED), markets["conflict"]):
+    for (place, rule), own in product(enumerate(_RULES), markets["conflict"]):
         values = {"figure": "conflict", "rule": rule.name, "seed": own}
         cells.append(Cell(f"conflict-{place}-{own}", values, f"conflict-{rule.scorer}"))
-    for acted, own in product(_ACTED, markets["acting"]):
-        values = {"figure": "acting", "acted": acted, "seed": own}
-        cells.append(Cell(f"acting-{acted}-{own}", values, f"acting-{acted}"))
     about = {figure: {"seeds": len(markets[figure]), **vars(known[figure])} for figure in known}
     about["conflict"]["camps"] = {name: list(camp) for name, camp in _CAMPS.items()}
-    about["acting"] |= {"costs": list(_COSTS), "acted": list(_ACTED)}
     compute = partial(_compute, markets, known)
     return Plan("prioritisation", tuple(cells), compute, _conclude, about)
 
 
 class _World(NamedTuple):
-    """A simulated market: its first days, to learn from, and the later ones, with tasks of each."""
+    """A simulated market with training days, test days and tasks."""
 
     train: Market
     test: Market
     own: Task
     unseen: dict[str, Task]
-    """Of instruments never trained on, by what is tested."""
+    """Tasks of held-out instruments, by kind."""
 
 
 def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _World:
@@ -177,7 +154,7 @@ def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _Wo
 
 
 def _conflicting_world(seed: int, settings: PortfolioSettings) -> _World:
-    """Instruments of both camps, tasks of each to train on, and held-out ones of each."""
+    """Instruments of both camps, with training tasks and held-out tasks of each."""
     each = _TRAINED + _HELD_OUT
     truth = SimulatedMarket.draw(
         universe=each * len(_CAMPS),
@@ -206,27 +183,25 @@ def _compute(
     cells: Sequence[Cell],
     progress: OnProgress,
 ) -> Rows:
-    """Points a year over Equal CRP of each cell: cells of one program are one vmap."""
+    """Points a year over Equal CRP of each cell; cells of one program run in one vmap."""
     figure = cells[0]["figure"]
     if figure == "prioritisation":
-        tables = [_by_case(cells, known[figure], markets[figure])]
-    elif figure == "conflict":
-        tables = [_by_camp(cells, known[figure])]
+        table = _by_case(cells, known[figure], markets[figure])
     else:
-        tables = [_by_acting(cells, replace(known[figure], cost=cost)) for cost in _COSTS]
+        table = _by_camp(cells, known[figure])
     progress(f"{cells[0].program}: {len(cells)} runs of {known[figure].steps} updates", 1.0)
-    yield from by_cell(cells, pd.concat(tables))
+    yield from by_cell(cells, table)
 
 
 def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -> pd.DataFrame:
     own = [_BY_NAME[cell["rule"]] for cell in cells]
-    rules = [rule for rule in _RULES if rule.program == own[0].program]
+    rules = [rule for rule in _RULES if rule.scorer == own[0].scorer]
     places: list[tuple[str, int]] = list(product(_CASES, seeds))
     s = replace(settings, scorer=own[0].scorer)
     rule = np.asarray([rules.index(one) for one in own])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
     made = {int(n): _informative_world(*places[int(n)], s) for n in np.unique(world)}
-    # A world's first parameters are the same for all rules, its draws are each rule's own.
+    # All rules share the first parameters of a world; each rule has its own draws.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
     growth = _train_and_test(
@@ -243,13 +218,14 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
     rules = [_BY_NAME[cell["rule"]] for cell in cells]
     s = replace(settings, scorer=rules[0].scorer)
     made = {seed: _conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
-    # The first parameters of a market are the same for all rules, the draws are each rule's own.
-    keys = _keys(cells)
+    # All rules share the first parameters of a market; each rule has its own draws.
+    seeds = np.asarray([cell["seed"] for cell in cells], np.uint32)
+    keys = jax.vmap(jax.random.key)(seeds)
     growth = _train_and_test(
         [made[cell["seed"]] for cell in cells],
         s,
         policy_keys=keys,
-        run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([_TRIED.index(r) for r in rules])),
+        run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([_RULES.index(r) for r in rules])),
         priority=_priority(rules, s),
     )
     frames = [
@@ -259,37 +235,20 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
     return pd.concat(frames)
 
 
-def _by_acting(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame:
-    s = replace(settings, act_periods=cells[0]["acted"])
-    worlds = [_informative_world("32 of 32", cell["seed"], s) for cell in cells]
-    keys = _keys(cells)
-    growth = _train_and_test(worlds, s, policy_keys=keys, run_keys=keys)["informative"]
-    return pd.DataFrame({"place": np.arange(len(cells)), "cost": s.cost, "growth": growth})
-
-
-def _keys(cells: Sequence[Cell]) -> jax.Array:
-    """A key for each cell, of its market alone."""
-    return jax.vmap(jax.random.key)(np.asarray([cell["seed"] for cell in cells], np.uint32))
-
-
 def _priority(rules: Sequence[_Rule], settings: PortfolioSettings) -> Priority:
-    """The priorities of runs with these rules, which all have a beta or all rise."""
-    alphas = jnp.asarray([rule.alpha for rule in rules])
-
-    def rising(step):
-        return jnp.minimum(step / settings.steps, 1.0).astype(jnp.float32)
-
-    some = rules[0].beta is not None
-    betas = jnp.asarray([rule.beta for rule in rules]) if some else rising
+    """Priorities of runs with these rules."""
+    alphas, betas = (
+        jnp.asarray([getattr(rule, name) for rule in rules]) for name in ("alpha", "beta")
+    )
     return Priority(alphas, betas, settings.smoothing, settings.priority().initial)
 
 
 def _train_and_test(
     worlds: Sequence[_World], settings: PortfolioSettings, **runs: Any
 ) -> dict[str, np.ndarray]:
-    """Policies that each learn in a world of its own, and what they gain on its held-out tasks.
+    """Train one policy per world and return its gains on the held-out tasks.
 
-    `runs` as for `train_policies`; gains are points a year over Equal CRP, by kind of task.
+    `runs` is passed to `train_portfolio_runs`; gains are points a year over Equal CRP, by kind of task.
     """
     train, test = (stack([getattr(world, name) for world in worlds]) for name in ("train", "test"))
     policies = train_portfolio_runs(
@@ -323,7 +282,6 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [
         _conclude_prioritisation(own["prioritisation"]),
         _conclude_conflict(own["conflict"]),
-        _conclude_acting(own["acting"]),
     ]
 
 
@@ -356,16 +314,19 @@ def _over_uniform(table: Any) -> pd.DataFrame:
 
 
 def _conclude_conflict(rows: Any) -> FigureResult:
-    """Each rule against uniform drawing: the camp that fares worse, and how much runs differ."""
+    """Compare each rule with uniform drawing: the worse camp, and the spread of the runs."""
     table = rows[["rule", "camp", "seed", "growth"]].reset_index(drop=True)
+    ordered = table.sort_values("seed")
     growths = {
-        rule.name: {camp: _by_seed(table, rule=rule.name, camp=camp) for camp in _CAMPS}
-        for rule in _TRIED
+        rule.name: {
+            camp: select(ordered, rule=rule.name, camp=camp).growth.to_numpy() for camp in _CAMPS
+        }
+        for rule in _RULES
     }
     worst = {name: np.minimum(*own.values()) for name, own in growths.items()}
     differ = {name: np.abs(values - np.median(values)) for name, values in worst.items()}
     verdicts, usual = [], _UNIFORM.name
-    for rule in _TRIED[1:]:
+    for rule in _RULES[1:]:
         for claim, values, gain in (
             ("serves the camp that fares worse better than uniform drawing",
              worst, compare(worst[rule.name], worst[usual])),
@@ -380,7 +341,7 @@ def _conclude_conflict(rows: Any) -> FigureResult:
         f"with most, {own['others'].mean():+.1f} with the others."
         for name, own in growths.items()
     )
-    title = "Priorities where tasks conflict: the camp that fares worse"
+    title = "Priorities if tasks conflict: the camp that fares worse"
     shown = {
         f"{camp}: {count} of 32 tasks": {
             name: mean_over(own[camp]) for name, own in growths.items()
@@ -390,34 +351,3 @@ def _conclude_conflict(rows: Any) -> FigureResult:
     shown["the camp that fares worse"] = {name: mean_over(own) for name, own in worst.items()}
     draw = partial(forest, shown, f"{POINTS} over Equal CRP")
     return FigureResult("conflict", title, table, verdicts, draw, notes)
-
-
-def _by_seed(table: Any, **where: Any) -> np.ndarray:
-    """The growth of the rows with these values, market by market."""
-    return select(table, **where).sort_values("seed").growth.to_numpy()
-
-
-def _conclude_acting(rows: Any) -> FigureResult:
-    """Acting some periods after each update against none, at each cost."""
-    table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
-    table = table.astype({"acted": int})
-    verdicts, notes, shown = [], [], {}
-    for cost in _COSTS:
-        none, *some = (_by_seed(table, acted=acted, cost=cost) for acted in _ACTED)
-        gains = {}
-        for acted, own in zip(_ACTED[1:], some, strict=True):
-            words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
-            gains[f"{acted} periods"] = gain = compare(own, none)
-            levels = {f"{acted} periods": float(own.mean()), "none": float(none.mean())}
-            claim = f"{words}: adds to growth on held-out instruments ({POINTS})"
-            verdicts.append(Verdict.of(claim, gain, levels=levels))
-            claim = f"{words}: is worth less than {_LITTLE:g} {POINTS}"
-            verdicts.append(Verdict.of(claim, gain, below=_LITTLE, paper=False, levels=levels))
-        notes += [
-            f"n_e = {acted}, cost {1e4 * cost:g} bp: {own.mean():+.1f} {POINTS} over Equal CRP."
-            for acted, own in zip(_ACTED, (none, *some), strict=True)
-        ]
-        shown[f"cost {1e4 * cost:g} basis points"] = gains
-    title = "Acting in the loop: memory of the policy's own allocations, or none acted"
-    draw = partial(forest, shown, f"{POINTS} that acting after each update adds")
-    return FigureResult("acting", title, table, verdicts, draw, notes)

@@ -1,10 +1,10 @@
 """The practical policy: does it beat Equal CRP net of costs, and does it beat lazy rebalancing?
 
-It is an ensemble of 4 seeds trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
-to equal shares (k = 0.5), trading a tenth of the way each day (eta = 0.1). Walk-forward over years, on
-own tasks and on tasks of held-out instruments, beside the same trained on the paper's own reward. A
-single seed is the mean over all seeds, each taken alone. `chosen` takes k, eta and the checkpoint that
-earlier test years favour by Sharpe ratio, on own tasks; no year takes part in a choice made for it.
+It is an ensemble of 4 seeds, trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
+to equal shares (k = 0.5), and trades a tenth of the way each day (eta = 0.1). It is walked forward over
+years, on own tasks and on tasks of held-out instruments, beside the same policy trained on the paper's
+reward. "One seed" is the mean over the single seeds. `chosen` uses the k, eta and checkpoint with the best
+Sharpe ratio on own tasks in earlier test years; a year never affects the choice made for it.
 """
 
 import math
@@ -42,10 +42,10 @@ from apportion_studies.portfolio.experiments import (
 
 _TRACKING, _PLAIN = "tracking", "paper"
 _REWARDS = (_TRACKING, _PLAIN)
-"""The reward with a penalty on tracking error, and the paper's, without."""
+"""The reward with a penalty on tracking error, and the paper's reward without it."""
 _VARIANTS = tuple(product(K_GRID, ETA_GRID))
 _VALIDATION = 3
-"""Years that must have been seen before a choice is made; until then equal shares are chosen."""
+"""Number of earlier years that a choice needs; before that, equal shares are chosen."""
 _LAZY, _PRACTICAL, _CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
 _TEAM, _SEED = "ensemble, daily", "one seed, daily"
 _PAPER_TEAM, _PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
@@ -58,7 +58,7 @@ class _RecipeSize:
     settings: PortfolioSettings
     experiments: int
     years: int
-    """Test years: the last so many of the data that have enough days before them."""
+    """Number of test years, the last ones of the data."""
     held_out: int
     shown: int
     checkpoints: int
@@ -118,7 +118,7 @@ def _compute(
         what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
         progress(what, chunk.step / chunk.steps)
 
-    # The same first parameters and batches for both rewards: they differ in nothing else.
+    # Both rewards share first parameters and batches.
     policy_keys, run_keys = (
         jax.random.split(key, known.pairs * s.members).reshape(-1, s.members)[runs.pair].ravel()
         for key in jax.random.split(jax.random.key(s.seed))
@@ -153,7 +153,7 @@ def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
 
 
 def _chosen(table: Any) -> pd.DataFrame:
-    """For each test year the rows of the variant that earlier test years favour on own tasks."""
+    """For each test year, the rows of the variant that was best on own tasks in earlier test years."""
     table = table[table.reward == _TRACKING]
     team = table[table.members == table.members.max()]
     own = team[team.tested == "own"]
@@ -181,7 +181,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
     notes += [
         f"{variants} variants of reward, k, eta, checkpoint and ensemble were looked at.",
         "Lazy Equal CRP needs no learning: it moves a tenth of the way back to equal shares a day.",
-        "A single seed is the mean over all seeds of the ensemble, each taken alone.",
+        "A single seed is the mean over the single seeds of the ensemble.",
         SURVIVORSHIP,
     ]
     shown: dict[str, dict[str, Estimate]] = {}

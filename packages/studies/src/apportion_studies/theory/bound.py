@@ -1,19 +1,18 @@
-"""Both theorems against the truth: LSPI's suboptimality on every task beside Theorems 1 and 1'.
+"""Both theorems against measured values: suboptimality of LSPI on every task and Theorems 1 and 1'.
 
-Data: random families of 8 tasks (6 states, 3 actions, gamma .7) at several distances. LSPI trains on
-the average MDP for K = 20 iterations; e is measured, eps is exact over all policies, and everything is
-measured under the uniform distribution over the states. Claims: measured <= Theorem 1' <= Theorem 1,
-always. The high-probability form is reported as it is: vacuous. A cell is a distance; a row is a task
-of a family, with its loss and every term.
+Data: random families of 8 tasks (6 states, 3 actions, gamma .7) at several distances. LSPI trains on the
+average MDP for K = 20 iterations. e is measured, eps is exact over all policies, and all norms use the
+uniform distribution over states. Claims: measured <= Theorem 1' <= Theorem 1 in every run. The
+high-probability form is reported too; it is vacuous. A cell is a distance; a row is a task of a family,
+with its loss and every term.
 
-Approximation: the same where values are only approximated. The features are the first d of six cosines
-over the states. LSPI learns from one path with the task drawn anew at every step (the theorem's), from a
-path of each task, from independent draws, and without noise. Claims: no family breaks either theorem; few
-features leave an error that no sample removes, the corollary's c. A cell is a kind of sample with a d; a
-row is a family.
+Approximation: the same with approximate values. The features are the first d of six cosines over the
+states. LSPI learns from one path with a new task at every step (the theorem's), from a path of each task,
+from independent draws, and without noise. Claims: no family breaks either theorem; few features leave an
+error that no sample removes, the corollary's c. A cell is a kind of sample with a d; a row is a family.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -23,12 +22,11 @@ import jax
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.certify.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import error_bars, panels
+from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory import bound as theorems
@@ -83,7 +81,7 @@ def _measure(figure: str, families: dict[str, int], seed: int, **values: Any) ->
         spread = values["spread"]
         own = seed * len(_SPREADS) + _SPREADS.index(spread)
         return _measure_tasks(spread, families[figure] // len(_SPREADS), own).assign(figure=figure)
-    # All kinds of samples and all d see the same families.
+    # All kinds of samples and all d use the same families.
     frames = [
         _measure_features(
             **values, spread=spread, runs=families[figure], seed=seed * len(_THREE_SPREADS) + number
@@ -110,8 +108,8 @@ def _draw_family(spread: float, runs: int | None = None, seed: int = 0) -> MDP:
 def _held_against_theorems(
     family: MDP, learned: lspi.PathResult
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, theorems.Terms, theorems.Terms]:
-    """Of LSPI on the average MDP: e = max_k ||e_k||_mu, (runs, 1), what each task loses by it, the
-    tasks' eps over all policies, and what Theorems 1 and 1' allow.
+    """For LSPI on the average MDP, return e = max_k ||e_k||_mu (runs, 1), the loss of each task, the eps
+    of the tasks over all policies, and the bounds of Theorems 1 and 1'.
     """
     alone = family.average()[:, None]
     residual = learned.values - alone.operator(learned.policies[:, :-1], learned.values)
@@ -183,7 +181,7 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
 
 
 def _bound_verdicts(shares: Any) -> Iterator[Verdict]:
-    """In how many families a bound is broken, and whether losses grow with the distance."""
+    """Share of families that break a bound, and whether losses grow with the distance."""
     claim = "suboptimality exceeds Theorem 1, constants corrected, in no run (share)"
     yield never_broken(shares, "theorem_1", claim)
     claim = "suboptimality exceeds Theorem 1' in no run (share)"
@@ -197,8 +195,8 @@ def _bound_verdicts(shares: Any) -> Iterator[Verdict]:
 
 
 def _plot_bound(shares: Any) -> Figure:
-    """Left: what is lost and allowed, by distance; right: the share of the bounds that is reached."""
-    figure, (left, right) = panels(12, 4.6)
+    """Mean suboptimality and its bounds by distance."""
+    figure, [axis] = panels(7, 4.6, 1)
     means = shares.groupby("spread").mean(numeric_only=True)
     for label, column in (
         ("trivial: 2 V_max", "trivial"),
@@ -209,32 +207,17 @@ def _plot_bound(shares: Any) -> Figure:
         ("its distance term", "theorem_1_prime_distance"),
         ("measured", "measured"),
     ):
-        left.plot(range(len(_SPREADS)), means[column], "o-", markersize=4, label=label)
-    left.set(yscale="log", ylabel="mean over tasks", title="measured suboptimality and its bounds")
-    left.set_ylim(1e-5, None)
-    left.legend(fontsize=8, ncols=2)
-    _plot_shares(right, shares, "spread", _SPREADS)
-    for axis in (left, right):
-        axis.set_xticks(range(len(_SPREADS)), [f"{spread:g}" for spread in _SPREADS])
-        axis.set_xlabel("distance: share of a task that is its own")
+        axis.plot(range(len(_SPREADS)), means[column], "o-", markersize=4, label=label)
+    axis.set(yscale="log", ylabel="mean over tasks", title="measured suboptimality and its bounds")
+    axis.set_ylim(1e-5, None)
+    axis.set_xticks(range(len(_SPREADS)), [f"{spread:g}" for spread in _SPREADS])
+    axis.set_xlabel("distance: share of a task that is its own")
+    axis.legend(fontsize=8, ncols=2)
     return figure
 
 
-def _plot_shares(axis: Axes, rows: Any, column: str, values: Sequence[float]) -> None:
-    """The share of both bounds that each row reaches, by the values of a column."""
-    shift = np.random.default_rng(0).uniform(-0.25, 0.25, len(rows))
-    for name, label in (("theorem_1", "Theorem 1"), ("theorem_1_prime", "Theorem 1'")):
-        shown = np.maximum(rows[name], 1e-6)
-        axis.scatter(rows[column].map(values.index) + shift, shown, s=3, alpha=0.4, label=label)
-    axis.axhline(1, color="black", linewidth=1)
-    axis.set(
-        yscale="log", ylabel="suboptimality / bound (1e-6: none)", title="none reaches a bound"
-    )
-    axis.legend(markerscale=3, loc="lower left")
-
-
 def _cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
-    """The first cosines over the states, a constant before all; orthogonal and of length 1 under mu."""
+    """A constant and the first cosines over the states, orthonormal under mu."""
     place = (np.arange(_STATES) + 0.5) / _STATES
     waves = np.sqrt(2.0) * np.cos(np.pi * np.outer(place, np.arange(dimension)))
     waves[:, 0] = 1.0
@@ -244,7 +227,7 @@ def _cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
 def _measure_features(
     sampling: str, dimension: int, spread: float, runs: int, seed: int
 ) -> pd.DataFrame:
-    """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
+    """LSPI on `runs` families: loss, error, and the ratio of the loss to each bound."""
     family = _draw_family(spread, runs, seed)
     features = _cosines(dimension)
     sizes, rng = {"samples": _SAMPLES, "iterations": _ITERATIONS}, np.random.default_rng(seed)
@@ -252,7 +235,7 @@ def _measure_features(
     error, loss, _, plain, prime = _held_against_theorems(family, learned)
     bounds: Any = np.nan
     if sampling == "no noise":
-        # The approximation term of the bound on e, family by family: what is left of it without noise.
+        # The approximation term of the bound on e for each family; without noise it is the only term.
         known = (theorems.LearningConstants.of(mdp, features, _UNIFORM) for mdp in family.average())
         bounds = [
             theorems.learning_error(one, 1e6, _ITERATIONS, 0.1).approximation for one in known
@@ -307,7 +290,7 @@ def _errors(rows: Any, sampling: str, dimension: int, spread: float) -> np.ndarr
 
 
 def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
-    """Whether a bound is broken by any kind of sample, and what few features and other samples add to e."""
+    """Whether any kind of sample breaks a bound, and the effect of features and samples on e."""
     few = rows[rows.dimension < _STATES]
     claim = "few features: suboptimality exceeds Theorem 1 in no run (share)"
     yield never_broken(few, "theorem_1", claim)
@@ -340,20 +323,13 @@ def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
 
 
 def _plot_approximation(rows: Any) -> Figure:
-    """Left: e against the number of features; right: the share of each bound that is reached."""
-    figure, (left, right) = panels(13, 4.6)
-    for number, name in enumerate(_SAMPLINGS):
-        for spread, style in ((0.0, "o-"), (0.4, "D--")):
+    """The error e by number of features and kind of sample, at two distances."""
+    figure, axes = panels(13, 4.6, sharey=True)
+    for axis, spread in zip(axes, (0.0, 0.4), strict=True):
+        for number, name in enumerate(_SAMPLINGS):
             ends = [mean_over(_errors(rows, name, d, spread)) for d in _DIMENSIONS]
-            label, places = (
-                f"{name}, distance {spread:g}",
-                np.arange(len(_DIMENSIONS)) + 0.05 * number,
-            )
-            error_bars(left, places, ends, fmt=style, color=f"C{number}", markersize=4, label=label)
-    left.set(ylabel="error e (mean over families)", title="few features leave an error")
-    left.legend(fontsize=8)
-    _plot_shares(right, rows, "dimension", _DIMENSIONS)
-    for axis in (left, right):
-        axis.set_xticks(range(len(_DIMENSIONS)), [str(d) for d in _DIMENSIONS])
-        axis.set_xlabel("features d, of 6 states")
+            band(axis, _DIMENSIONS, ends, f"C{number}", name)
+        axis.set(xlabel="features d, of 6 states", title=f"distance {spread:g}")
+    axes[0].set_ylabel("error e (mean over families)")
+    axes[0].legend(fontsize=8)
     return figure

@@ -1,4 +1,4 @@
-"""What the studies of the theory share: cells one by one, slopes, and whether a bound was broken."""
+"""Shared by the studies of the theory: cells one by one, slopes, and broken bounds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from apportion.studies.study import Verdict, select
 def one_by_one(
     measure: Callable[..., pd.DataFrame], cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """Each cell's rows are what `measure` makes of its values; a plan's `compute` by `partial`."""
+    """Call `measure` with the values of each cell; with `partial`, a plan's `compute`."""
     for done, cell in enumerate(cells):
         progress(cell.name, done / len(cells))
         yield cell, measure(**cell.values)
 
 
 def by_run(rows: Any, column: str, **where: Any) -> np.ndarray:
-    """A column of the rows that have these values, run by run.
+    """A column of the rows with these values, ordered by run.
 
     >>> rows = pd.DataFrame({"arm": ["a", "b", "a"], "run": [1, 0, 0], "regret": [3.0, 4.0, 5.0]})
     >>> by_run(rows, "regret", arm="a").tolist()
@@ -34,9 +34,9 @@ def by_run(rows: Any, column: str, **where: Any) -> np.ndarray:
 def never_broken(
     rows: Any, column: str, claim: str, paper: bool = True, *, by: Sequence[str] = ("spread", "run")
 ) -> Verdict:
-    """Whether no family exceeds 1 in any row; those of one distance and number are one.
+    """Whether no family exceeds 1 in any row; `by` identifies a family.
 
-    Exact: a theorem is broken by one of them, whatever the interval of their share, which is shown.
+    The verdict is exact: one family breaks a theorem. The interval of the share is shown only.
     """
     worst = rows.groupby(list(by))[column].max().to_numpy()
     broken = int((worst > 1 + 1e-9).sum())
@@ -46,7 +46,7 @@ def never_broken(
 
 
 def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
-    """Least-squares slope of the log of curves against the log of something.
+    """Least-squares slope of the log of curves against the log of `against`.
 
     >>> sizes = np.array([1.0, 2.0, 4.0])
     >>> float(log_slope(3 / sizes, sizes).round(6))
@@ -58,7 +58,7 @@ def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
 
 
 def means_by(rows: Any, by: list[str], column: str, counted: str) -> pd.DataFrame:
-    """The mean of a column with its interval, and of how many, in each group of rows."""
+    """Mean of a column, its interval and the number of rows in each group."""
     found = ((*key, mean_over(own[column].to_numpy())) for key, own in rows.groupby(by, sort=False))
     records = [(*key, mean.value, mean.low, mean.high, mean.n) for *key, mean in found]
     return pd.DataFrame(records, columns=[*by, column, "low", "high", counted])

@@ -1,11 +1,11 @@
-"""Corollary 2: what all orderings of m entities, and all subsets of a universe of M, are worth.
+"""Corollary 2: the worth of all orderings of m entities, and of all subsets of a universe of M.
 
-Data: the synthetic problem with equal entities, m = 4 to 40. Orderings: how many real examples the
-20 real ones in all m! orderings are worth, which is the tied model on the 20. Subsets: a universe of
-M = 4m entities with a record of 50 periods each, and tasks that are random subsets of it; the tied model
-learns from them, and from 1 to 64 independent tasks of entities of their own. The effective number of
-overlapping tasks is the number of independent ones with the same regret: Hoeffding's U-statistics
-guarantee floor(M/m) to all subsets together, the corollary counts C(M, m).
+Data: the synthetic problem with equal entities, m = 4 to 40. Orderings: the number of real examples that
+20 real examples in all m! orderings are worth; these orderings are the tied model on the 20 examples.
+Subsets: a universe of M = 4m entities with a record of 50 periods each, and tasks that are random subsets
+of it. The tied model learns from them, and from 1 to 64 independent tasks with separate entities. The
+effective number of overlapping tasks is the number of independent tasks with the same regret: Hoeffding's
+U-statistics guarantee floor(M/m) for all subsets together, the corollary counts C(M, m).
 A cell is an m; a row is the regret of one run, arm and number of tasks or examples.
 """
 
@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from apportion.certify.statistics import Estimate, mean_over, of_means
 from apportion.domains import synthetic
 from apportion.domains.synthetic import Examples, reward
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import ends_of, panels
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.bound import corollary_2
@@ -40,7 +39,7 @@ _RATIO = 4
 _OVERLAPPING = (16, 256)
 _INDEPENDENT = (1, 4, 16, 64)
 _REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
-# Figure 1's ridge is a bias that many tasks of 20 entities and more would soon be down to.
+# With the ridge of Figure 1, its bias would dominate for many tasks of 20 or more entities.
 _RIDGE = 1e-7
 _MULTIPLES = (0.5, 1, 2, 4)
 
@@ -53,7 +52,7 @@ def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
 
 
 def _sizes_of(m: int) -> tuple[int, ...]:
-    """Numbers of real examples to hold 20 tied ones against: around 20 m."""
+    """Numbers of real examples to compare 20 tied examples with, around 20 m."""
     return tuple(int(_REAL * m * multiple) for multiple in _MULTIPLES)
 
 
@@ -96,16 +95,16 @@ def _regrets_of(m: int, runs: int, key_data):
 
 
 def _draw_record(universe: int, key):
-    """Each entity's state, next state, weight and luck in every period: all there is to know."""
+    """State, next state, weight and noise of each entity in every period."""
     draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
     return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
 
 
 def _examples_of(record, tasks) -> Examples:
-    """Every period of every task; entities bring their own weight and luck into each task they are in.
+    """Every period of every task; an entity has the same weight and noise in all its tasks.
 
-    Weights are exponential, so that the shares of any subset are uniform on the simplex, and a reward
-    is noisy by its entities' luck.
+    Weights are exponential, so that the shares of any subset are uniform on the simplex. The noise of
+    a reward is the weighted noise of its entities.
     """
     x, following, weight, luck = (
         part[:, tasks].swapaxes(0, 1).reshape(-1, tasks.shape[1]) for part in record
@@ -161,8 +160,10 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
     table = pd.DataFrame(records, columns=columns)
     title = "Corollary 2: what all orderings and all subsets of the entities are worth"
-    found = (table, _verdicts(rows, known), lambda: _plot(rows, known), notes)
-    return [FigureResult("corollary2", title, *found)]
+    worths = {"all subsets: tasks": _of_all, "all orderings: examples, times": _worth}
+    shown = {name: {f"m = {m}": of(rows, m) for m in known} for name, of in worths.items()}
+    draw = partial(forest, shown, "log of the worth, M = 4m")
+    return [FigureResult("corollary2", title, table, _verdicts(rows, known), draw, notes)]
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
@@ -170,10 +171,10 @@ def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
 
 
 def _log_effective(means: np.ndarray) -> np.ndarray:
-    """The log of an effective number, from the regret of 1 to 64 independent tasks and of those drawn.
+    """Log of an effective number, from the regret of 1 to 64 independent tasks and of the drawn subsets.
 
-    A mean over T random subsets has the variance of all of them, and 1/T of what a single one has
-    beyond it (Blom 1976): the latter is taken off, so that the number is of all subsets.
+    A mean over T random subsets has the variance of the mean over all subsets, plus 1/T of the excess
+    variance of a single one (Blom 1976). The second term is removed.
 
     >>> regrets = np.array([1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 10 + (1 - 1 / 10) / 256])
     >>> float(np.exp(_log_effective(regrets)).round(6))
@@ -197,7 +198,7 @@ def _of_all(rows: Any, m: int) -> Estimate:
 
 
 def _worth(rows: Any, m: int) -> Estimate:
-    """The log of how many times their number 20 examples in all orderings are worth."""
+    """Log of the factor by which all orderings multiply the worth of 20 examples."""
     sizes = _sizes_of(m)
     curve = [_regrets(rows, m, "real", number) for number in sizes]
     values = np.stack([_regrets(rows, m, "tied", _REAL), *curve], -1)
@@ -211,7 +212,7 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
     x = np.asarray(known, float) - np.mean(known)
 
     def growth(means):
-        """By how much the log of the gain from all subsets grows with each further entity."""
+        """Slope of the log of the gain from all subsets in the number of entities."""
         return (_log_effective(means) * x).sum(-1) / (x**2).sum()
 
     claim = (
@@ -234,34 +235,3 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
     )
     found = Verdict.of_all(claim, ratios, above=-math.log(4), below=math.log(4), paper=False)
     yield found.scaled(math.exp)
-
-
-def _plot(rows: Any, known: list[int]) -> Figure:
-    """Left: regret against the number of tasks; right: what all subsets and all orderings are worth."""
-    figure, (left, right) = panels(13, 4.6)
-    for place, m in enumerate(known):
-        for arm, numbers, style in (
-            ("independent", _INDEPENDENT, "o--"),
-            ("overlapping", _OVERLAPPING, "D-"),
-        ):
-            means = [_regrets(rows, m, arm, number).mean() for number in numbers]
-            left.plot(numbers, means, style, color=f"C{place}", label=f"{arm}, m = {m}")
-    left.set(xlabel="tasks", ylabel="regret on fresh states")
-    left.set_title("overlapping tasks of 4m entities saturate")
-    counted = [float(corollary_2(_RATIO * m, m).tasks) for m in known]
-    right.plot(known, counted, "k--", label="counted: C(4m, m)")
-    right.plot(known, known, "k:", label="m")
-    for found, label in (
-        (_of_all, "all subsets: tasks"),
-        (_worth, "all orderings: examples, times"),
-    ):
-        middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
-        right.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
-    right.axhline(_RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
-    right.axhline(2 * _RATIO**2, color="0.5", linestyle="-.", label="2 (M/m)² = 32")
-    right.set(ylim=(1, 1e6), xlabel="entities m of a task, M = 4m", ylabel="worth")
-    right.set_title("the gain is not exponential in m")
-    for axis in (left, right):
-        axis.set(xscale="log", yscale="log")
-        axis.legend(fontsize=8)
-    return figure

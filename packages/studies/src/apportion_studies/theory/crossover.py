@@ -1,14 +1,14 @@
 """When to pool: multi-task against single-task LSPI over N, the number of tasks and their distance.
 
 Crossover: random families of 8 tasks (12 states, 3 actions, gamma .7), samples drawn uniformly over
-state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: Corollary 1's
-1/sqrt(NT) and its eps; and the line, which the paper does not draw, where one overtakes the other.
+state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: the 1/sqrt(NT) and
+the eps of Corollary 1, and the N at which single-task learning overtakes, which the paper does not give.
 A cell is a distance; a row is a family at one N.
 
 Corollary 1 in the number of tasks: families of 64 tasks (6 states), N = 36 samples of each. LSPI learns
-from the pool of the first T tasks and is held against the optimum of each of them; the floor is what the
-average MDP's own optimum loses there, without any sampling. The corollary's O(1/sqrt(NT)) and O(eps) are
-upper bounds: each is tried as a bound, and as a rate. A cell is a distance; a row is a family at one T.
+from the pool of the first T tasks and is compared with the optimum of each of them. The floor is the loss
+of the average MDP's own optimum, without any sampling. The corollary's O(1/sqrt(NT)) and O(eps) are upper
+bounds: each is tested as a bound and as a rate. A cell is a distance; a row is a family at one T.
 """
 
 import math
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from apportion.certify.statistics import compare, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import error_bars, panels
+from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.distance import concentrability, distance_by_enumeration
@@ -49,7 +49,7 @@ _FEW_STATES, _SAMPLES = 6, 36
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of tasks T."""
 _LATE = _COUNTS.index(8)
-"""From here on every state-action pair has 16 samples or more, and rates are rates."""
+"""From here on every state-action pair has at least 16 samples, enough to measure rates."""
 _DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
 _UNIFORM = np.full(_FEW_STATES, 1 / _FEW_STATES)
 
@@ -135,7 +135,7 @@ def _predicted_crossover(family: MDP) -> float:
 def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
     """The log of the N from which single-task is better than multi-task, between sizes on log axes.
 
-    It is -inf where single-task is better at once, and inf where it never is.
+    It is -inf if single-task is better at the first N, and inf if it never is.
     """
     lead = -np.diff(np.log(_above_zero(curves)), axis=-2)[..., 0, :]
     place = np.clip(np.argmax(lead <= 0, -1), 1, len(SIZES) - 1)[..., None]
@@ -149,7 +149,7 @@ def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray
 
 
 def _above_zero(curves: np.ndarray) -> np.ndarray:
-    """Curves that have logarithms; long samples may leave no suboptimality at all in a few families."""
+    """Clip curves above zero for the log; long samples can leave no suboptimality in a few families."""
     return np.maximum(curves, 1e-7)
 
 
@@ -203,7 +203,7 @@ def _crossover_verdicts(grids: _Grids, lines: pd.DataFrame) -> Iterator[Verdict]
     claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
     yield Verdict.of(claim, compare(multi[far, -1], single[far, -1]), paper=False)
     ratios = []
-    # A resample that does not cross has the nearest N looked at.
+    # A resample that does not cross counts with the nearest N.
     first, last = np.log([SIZES[0], SIZES[-1]])
     for s in np.flatnonzero(lines.crossover.between(SIZES[0], SIZES[-1])):
         curves = np.stack([single[s], multi[s]]).transpose(2, 0, 1)
@@ -219,39 +219,33 @@ def _crossover_verdicts(grids: _Grids, lines: pd.DataFrame) -> Iterator[Verdict]
 
 
 def _plot_crossover(grids: _Grids, lines: pd.DataFrame) -> Figure:
-    """Left: mean suboptimality against N; right: who is better at every N and distance."""
-    figure, (left, right) = panels(13, 4.8, grid=False, width_ratios=(1, 1.15))
+    """Left: mean suboptimality against N; right: the crossover, predicted and measured."""
+    figure, (left, right) = panels(13, 4.6)
     multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
     left.plot(SIZES, single.mean(0), "k--", label="alone (all distances)")
     for spread, curve in zip(_SPREADS[:-1], multi, strict=False):
         left.plot(SIZES, curve, "o-", markersize=4, label=f"pooled, distance {spread:g}")
     left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
     left.set_title("pooling starts lower and stops at its distance")
-    left.legend(fontsize=8, loc="lower left")
-    x, y = np.arange(len(SIZES)), np.arange(len(_SPREADS))
-    style = {"cmap": "RdBu_r", "vmin": -2.0, "vmax": 2.0, "shading": "nearest"}
-    mesh = right.pcolormesh(x, y, np.log10(multi / single), **style)
-    for name, line in (("predicted", "k--"), ("crossover", "k-o")):
-        inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
-        # Neighbouring sizes are a factor of two apart.
-        across = np.log2(lines[name][inside] / SIZES[0])
-        right.plot(across, np.flatnonzero(inside), line, markersize=5, label=name)
-    right.set_yticks(y, [f"{spread:g}" for spread in _SPREADS])
-    right.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
-    right.set_title("blue: pool; red: learn alone")
-    right.legend(fontsize=9, loc="lower left")
-    for axis, ticks in ((left, SIZES), (right, x)):
-        axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
-        axis.minorticks_off()
-    figure.colorbar(mesh, ax=right, label="log10 of suboptimality, pooled / alone")
+    for name, label, style in (
+        ("predicted", "predicted", "k--"),
+        ("crossover", "measured", "C0o-"),
+    ):
+        right.plot(lines.spread, lines[name].where(lines[name].between(1, 1e9)), style, label=label)
+    right.set(xscale="log", yscale="log", ylabel="crossover: samples per task N")
+    right.set(xlabel="distance: share of a task that is its own", title="learning alone wins above")
+    right.set_xticks(_SPREADS[1:], [f"{spread:g}" for spread in _SPREADS[1:]])
+    right.minorticks_off()
+    for axis in (left, right):
+        axis.legend(fontsize=8)
     return figure
 
 
 def _measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
-    """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
+    """A row for each family and T: loss of the pool's policy, floor, and error of its Q.
 
-    The mean distance eps, and the largest share that a task's floor takes of its eps term in Theorem 1',
-    are those of all 64 tasks.
+    The mean distance eps, and the largest ratio of a task's floor to its eps term in Theorem 1', are
+    those of all 64 tasks.
     """
     shape = {"states": _FEW_STATES, "actions": _ACTIONS, "tasks": _COUNTS[-1], "gamma": _GAMMA}
     family = random_family(**shape, spread=spread, runs=runs, seed=seed)
@@ -354,30 +348,14 @@ def _corollary1_verdicts(curves: _Curves) -> Iterator[Verdict]:
 
 
 def _plot_corollary1(curves: _Curves) -> Figure:
-    """Left: mean suboptimality against T; right: the floor against eps."""
-    figure, (left, right) = panels(13, 4.6)
+    """Mean suboptimality against T, and the floor."""
+    figure, [axis] = panels(7, 4.6, 1)
     for number, (spread, loss) in enumerate(zip(_DISTANCES, curves["loss"], strict=True)):
         ends = [mean_over(column) for column in loss.T]
-        style = {"color": f"C{number}", "markersize": 4, "label": f"distance {spread:g}"}
-        error_bars(left, _COUNTS, ends, fmt="o-", **style)
+        band(axis, _COUNTS, ends, f"C{number}", f"distance {spread:g}")
         if spread:
-            left.plot(_COUNTS[1:], curves["floor"][number].mean(0)[1:], ":", color=f"C{number}")
-    left.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
-    left.set(xlabel="tasks T, 36 samples each")
-    floor, epsilon = _floors(curves).mean(0)
-    ends = [mean_over(column) for column in _floors(curves)[:, 0].T]
-    error_bars(right, epsilon, ends, fmt="o-", label="floor of 64 tasks")
-    right.set(xlabel="distance ε of a task from the average (mean)")
-    right.set(ylabel="floor: suboptimality without sampling", title="the floor against ε")
-    # Two powers to compare each curve with, from its first point on.
-    late, start = np.asarray(_COUNTS[_LATE:], float), curves["loss"][0][:, _LATE].mean()
-    for axis, x, first, powers in (
-        (left, late, start, (-0.5, -1.0)),
-        (right, epsilon, floor[0], (1.0, 2.0)),
-    ):
-        for power, style in zip(powers, ("--", "-."), strict=True):
-            line = first * (x / x[0]) ** power
-            axis.plot(x, line, style, color="0.35", linewidth=1, label=f"slope {power:g}")
-        axis.set(xscale="log", yscale="log")
-        axis.legend(fontsize=9)
+            axis.plot(_COUNTS[1:], curves["floor"][number].mean(0)[1:], ":", color=f"C{number}")
+    axis.set(xscale="log", yscale="log", xlabel="tasks T, 36 samples each")
+    axis.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
+    axis.legend(fontsize=9)
     return figure

@@ -1,11 +1,12 @@
-"""An equivariant network against a plain one of as many parameters, at equal updates.
+"""An equivariant network against a plain one with as many parameters, at equal updates.
 
-Data: the synthetic problem, m = 10 entities, a record of 20, 100 or 500 states whose rewards are noisy;
-eps is the range of the betas, 0 (entities alike) or .8 (each its own). Both networks learn by the direct
-gradient on the whole record: one scores every entity by itself with shared parameters, the other reads
-all entities at once. Held against the best allocation on fresh states, of the entities in their order and
-in another. Claims: sharing uses data better; it does not care for the order; and, ours, a plain network
-pays once entities differ and data is plenty. A cell is an eps and a size; a row is a seed.
+Data: the synthetic problem, m = 10 entities, a record of 20, 100 or 500 states with noisy rewards; eps is
+the range of the betas, 0 (identical entities) or .8 (different entities). Both networks learn by the
+direct gradient on the whole record: one scores each entity separately with shared parameters, the other
+reads all entities at once. Both are compared with the best allocation on fresh states, with the entities
+in the same order and in another. Claims: sharing uses data better and does not depend on the order; and,
+ours, a plain network is better if entities differ and data is plentiful. A cell is an eps and a size; a
+row is a seed.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ _NETWORKS = ("equivariant", "plain")
 
 
 class _Network(eqx.Module):
-    """Shares from one network of a scalar, applied to each entity, or from one of all entities."""
+    """Shares from a scalar network applied to each entity, or from one network of all entities."""
 
     network: eqx.nn.MLP
     shared: bool = eqx.field(static=True)
@@ -70,7 +71,7 @@ def _regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "run
     adam = optax.adam(_RATE)
 
     def returns(policy, x, noise, betas):
-        """What a policy earns in each state; entities' luck is no part of what it sees."""
+        """Reward of a policy in each state; the policy does not observe the noise."""
         return reward(x + noise, jax.vmap(policy)(x), betas)
 
     def one(key):
@@ -165,7 +166,7 @@ def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.nd
 
 def _verdicts(rows: Any) -> Iterator[Verdict]:
     def saved(epsilon, size, order):
-        """What the equivariant network saves over the plain one."""
+        """Regret of the plain network minus that of the equivariant one."""
         plain, shared = (_of(rows, name, epsilon, size, order) for name in ("plain", "equivariant"))
         return compare(plain, shared)
 

@@ -1,13 +1,13 @@
-"""Figure 1: LSPI on the synthetic problem, real against permuted examples, and the gap that eps opens.
+"""Figure 1: LSPI on the synthetic problem, real against permuted examples, and the gap due to eps.
 
-Data: m = 10 entities, examples drawn from the state-action space. Arms: N real examples; 20 real ones
-permuted up to N, as in the paper; and, ours, the equivariant model on the 20 real ones alone, which is
-what all m! orderings of them amount to. Claims: regret falls with N; permuting gains; eps opens a gap.
-The bound is evaluated on this very problem as far as it can be: states are drawn afresh whatever is done,
-so that C = C' = C'' = 1 and nothing need mix; eps and R_max are exact. What cannot be is e: the theorem is
-about LSTD of V on a path, the figure about LSTD of Q with a ridge. So the terms of eps and of K stand with
-e = 0, below which no form of the bound can fall, beside the samples that Lemma 4 asks for. A cell is an
-eps; a row is the regret of one run, arm and N.
+Data: m = 10 entities, examples drawn from the state-action space. Arms: N real examples; 20 real examples
+permuted up to N, as in the paper; and, ours, the equivariant model on the 20 real examples, which is
+equivalent to all m! orderings of them. Claims: regret falls with N; permuting helps; eps causes a gap.
+The bound is evaluated on this problem as far as possible. States are drawn independently of the past,
+so C = C' = C'' = 1 and no mixing is needed; eps and R_max are exact. e is not available: the theorem is
+about LSTD of V on a path, the figure about LSTD of Q with a ridge. So we report the terms of eps and K
+with e = 0, a lower limit of every form of the bound, and the number of samples that Lemma 4 requires. A
+cell is an eps; a row is the regret of one run, arm and N.
 """
 
 import math
@@ -45,7 +45,7 @@ _ARMS = ("real", "permuted", "tied")
 _REAL = SIZES[0]
 _FRESH, _GAMMA, _ITERATIONS = 1000, 0.5, 5
 _DELTA = 0.1
-"""The chance that the high-probability form may fail with."""
+"""Failure probability of the high-probability form."""
 
 _Regrets = Float[np.ndarray, "runs arms sizes"]
 
@@ -93,7 +93,7 @@ def equivalent_samples(
 def _ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     """The theorem's eps between this task and the average of its orderings.
 
-    States are drawn afresh, so that only rewards differ: it is the largest
+    States are independent of the past, so that only rewards differ: it is the largest
     |sum_i (beta_i - mean beta) (-a_i log a_i)| over allocations, the same on either side of the mean
     for evenly spaced betas.
     """
@@ -106,16 +106,16 @@ def _ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
 
 
 def _reward_bound(betas: Float[np.ndarray, " entities"]) -> float:
-    """R_max: the best allocation where every x_i is 1; no reward is below 0."""
+    """R_max: the reward of the best allocation if every x_i is 1; no reward is below 0."""
     ones = np.ones_like(betas)
     shares = in_float64(synthetic.entropic_allocation)(ones, betas)
     return float((shares - betas * shares * np.log(shares)).sum())
 
 
 def _least_bounds(epsilon: float) -> tuple[float, float, float]:
-    """What is left of Theorem 1 and of Theorem 1' with e = 0, and the trivial bound 2 V_max.
+    """Theorem 1 and Theorem 1' with e = 0, and the trivial bound 2 V_max.
 
-    A task is the entities in their order; trained is on the average over all orderings, where every
+    A task is the entities in their order. Training uses the average over all orderings, in which every
     entity has the mean beta.
     """
     betas = spaced_betas(10, epsilon)
@@ -128,12 +128,12 @@ def _least_bounds(epsilon: float) -> tuple[float, float, float]:
 
 
 def _examples_asked(basis: Float[np.ndarray, "features dimension"]) -> float:
-    """Samples that Lemma 4 asks for with these features; infinite where they depend on each other."""
+    """Samples that Lemma 4 requires with these features; infinite if the features are dependent."""
     examples = synthetic.draw_examples((50_000,), jnp.full(10, 0.5), key=jax.random.key(0))
     features = synthetic.simplex_features(examples.states, examples.allocations)
     taken = np.asarray(features, float) @ basis
     eigenvalue = float(np.linalg.eigvalsh(taken.T @ taken / len(taken))[0])
-    # The norm is largest where one entity has everything.
+    # The norm is largest if one entity has everything.
     whole = np.eye(10)[:1]
     largest = np.asarray(synthetic.simplex_features(jnp.ones((1, 10)), jnp.asarray(whole)), float)
     constants = LearningConstants(
@@ -286,7 +286,7 @@ def _verdicts(regrets: dict[float, _Regrets]) -> Iterator[Verdict]:
 
 
 def _plot(regrets: dict[float, _Regrets]) -> Figure:
-    """Regret by the number of examples where entities differ and where they are alike, and the gap."""
+    """Regret by number of examples for different and for identical entities, and the gap."""
     names = (
         "N real examples",
         "20 real examples, permuted up to N",
