@@ -63,8 +63,9 @@ class Received(eqx.Module):
 
     @property
     def fedavg(self) -> Decision:
-        """FedAvg as a `Decision`."""
-        return Decision(self.by_samples, jnp.ones(()), jnp.zeros(()))
+        """FedAvg over the trusted clients, as a `Decision`."""
+        shares = shares_by_samples(self.counts, self.trusted)
+        return Decision(shares, jnp.ones(()), jnp.zeros(()))
 
     def next_model(self, decision: Decision) -> Model:
         """Apply a decision to the round's models."""
@@ -156,8 +157,7 @@ class Learned(Memoryless):
             return received.next_model(decision), decision.shares
         samples, federation = received.samples, received.federation
         real = samples.shown | samples.kept
-        plain = shares_by_samples(received.counts, received.trusted)
-        shares = jnp.stack([decision.shares, plain])
+        shares = jnp.stack([decision.shares, received.fedavg.shares])
         careful, bold = (jnp.ones(()), jnp.zeros(())), (decision.step, decision.momentum)
         models = [
             received.next_model(Decision(own, *way)) for way in (careful, bold) for own in shares
