@@ -185,8 +185,8 @@ def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
 STEP_STANDARD_ERRORS = 0.5
 """Standard errors by which step and momentum must improve the model of a round to be used.
 
-Measured with ten clients, twelve kinds and tables and digits in `benchmarks/flower_circumstances.py`: 1
-costs up to four points if clients hold few classes, and 0 costs a point if labels are wrong."""
+Chosen among 0, 0.5, 1 and 2 in trials with ten clients, eight kinds, digits and tables, four seeds: 1 cost
+up to four points if clients hold few classes, 0 cost a point more than 0.5 if labels are wrong."""
 
 
 def is_better(gains: Any, real: Any = True, errors: float = 1.0) -> Any:
