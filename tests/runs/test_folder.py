@@ -137,4 +137,4 @@ def test_settings_survive_their_file(job, settings, tmp_path):
     file.write_text(to_toml(settings, job))
     kind = type(settings)
     assert kind(**read_settings(file, job, kind)) == settings
-    assert "# Decides" in file.read_text()
+    assert "# Seed of all random numbers." in file.read_text()
