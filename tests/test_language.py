@@ -9,9 +9,7 @@ ROOT = Path(__file__).parents[1]
 REFUSED = re.compile(r"\b(told|anew|nobody|whoever|everybody|hence)\b", re.IGNORECASE)
 NOT_YET_CLEAN = (
     "src/apportion/bridges/flower/updates.py",
-    "packages/charging/src/apportion_charging/controller.py",
     "packages/studies/src/apportion_studies/theory/bound.py",
-    "docs/tutorials/charging.md",
 )
 
 

@@ -49,7 +49,7 @@ def at(monkeypatch):
 def make_points(site=SITE, path=None, **options):
     def decide(now):
         points.asked.append(now)
-        return PowerOffers(dict.fromkeys(site.stations, 0), {}, 0.0, "nobody")
+        return PowerOffers(dict.fromkeys(site.stations, 0), {}, 0.0, "none")
 
     points = ChargePoints(site, decide, LiveLimits(site), every=EVERY, path=path, **options)
     points.asked = []

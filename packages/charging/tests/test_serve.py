@@ -185,7 +185,7 @@ def test_the_page_follows_the_controller(served, browser):  # noqa: F811
         return browser.find_element("id", place).text
 
     wait(lambda: "Trust in the policy" in text("cards"))
-    for words in ("100 %", "no certificate", "policy", "of 27.6 kW", "nobody waits"):
+    for words in ("100 %", "no certificate", "policy", "of 27.6 kW", "no car waits"):
         assert words in text("cards"), text("cards")
     assert HOSTILE in text("cars")
     assert "Without a car: B." in text("cars")

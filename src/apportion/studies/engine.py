@@ -327,16 +327,16 @@ class CellStore:
             )
         path = self.folder / "study.json"
         content = read_json(path) if path.exists() else {}
-        told = content if isinstance(content, dict) else {"seconds": None}
-        seconds = told.get("seconds", 0.0)
-        said = {name: told.get(name) or "" for name in _HOW}
+        saved = content if isinstance(content, dict) else {"seconds": None}
+        seconds = saved.get("seconds", 0.0)
+        said = {name: saved.get(name) or "" for name in _HOW}
         if not isinstance(seconds, int | float) or not all(
             isinstance(one, str) for one in said.values()
         ):
             raise InputError(
                 f"{path}: does not record how the study was computed; restore it from a copy"
             )
-        files = told.get("files")
+        files = saved.get("files")
         self._files = files if isinstance(files, dict) else {}
         self._seconds = float(seconds)
         self._computed = {

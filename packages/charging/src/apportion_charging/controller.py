@@ -75,7 +75,7 @@ class PowerOffers:
     allocation_kw: dict[str, float]
     unused_kw: float
     decided_by: str
-    """policy, the baseline's name, both, or nobody if neither could decide."""
+    """policy, the baseline's name, both, or none if neither could decide."""
     warnings: tuple[str, ...] = ()
     """One sentence for each invalid value that was ignored."""
 
@@ -291,14 +291,14 @@ class Controller:
         limit_a: np.ndarray,
         warnings: list[str],
     ) -> tuple[np.ndarray, str]:
-        """Compute whole amperes; also return who decided: policy, baseline, or nobody if both failed."""
+        """Compute whole amperes; also return who decided: policy, baseline, or none if both failed."""
         try:
             seen = self._see(time, cars, capacity_kw, limit_a)
             baseline = np.nan_to_num(_wishes(self._baseline_schedule, seen))
         except Exception as error:
             _logger.exception("the baseline failed")
             warnings.append(f"the baseline failed ({error}); no power is offered")
-            return np.zeros(len(self._names)), "nobody"
+            return np.zeros(len(self._names)), "none"
         wishes, decided_by = baseline, self.baseline
         if self.trust > 0:
             try:

@@ -44,8 +44,8 @@
     const wait = names(cars.filter((car) => !car.offered_a && !car.full));
     const by = state.decided_by;
     card("Power offered", `${kw(state.offered_kw)} kW`, `of ${kw(state.capacity_kw)} kW`, "");
-    card("Cars", String(cars.length), `of ${state.stations.length} stations`, wait ? `waiting: ${wait}` : "nobody waits");
-    card("Decided by", by || "nobody yet", "", known(state.decided) ? `at ${clock(state.decided)}` : "", by === "nobody" ? "fails" : "holds");
+    card("Cars", String(cars.length), `of ${state.stations.length} stations`, wait ? `waiting: ${wait}` : "no car waits");
+    card("Decided by", by || "nothing yet", "", known(state.decided) ? `at ${clock(state.decided)}` : "", by === "none" ? "fails" : "holds");
     card("Trust in the policy", `${Math.round(100 * state.trust)} %`, `the rest: ${state.baseline}`, state.why);
     if (!state.ocpp) return;
     const away = state.stations.filter((station) => !station.connected);

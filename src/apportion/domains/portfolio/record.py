@@ -161,9 +161,9 @@ class Backtest:
         """Return the content of `apportion backtest --json`; a metric that is not finite is null."""
 
         def side(name: str) -> dict[str, dict[str, float | None]]:
-            told = [*(metric for metric in _METRICS if metric != "log_growth"), "turnover"]
+            reported = [*(metric for metric in _METRICS if metric != "log_growth"), "turnover"]
             return {
-                strategy: {m: values[m] if np.isfinite(values[m]) else None for m in told}
+                strategy: {m: values[m] if np.isfinite(values[m]) else None for m in reported}
                 for strategy, values in self.measures[name].items()
             }
 
