@@ -38,12 +38,6 @@ def ends_of(estimates: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray, np.n
     return value, low, high
 
 
-def error_bars(axis: Axes, x: Any, estimates: Sequence[Estimate], **style: Any) -> None:
-    """Plot each value with its interval."""
-    value, low, high = ends_of(estimates)
-    axis.errorbar(x, value, [value - low, high - value], **style)
-
-
 def band(axis: Axes, x: Any, estimates: Sequence[Estimate], colour: str, label: str) -> None:
     """Plot a line of values with a band of their intervals."""
     value, low, high = ends_of(estimates)
