@@ -1,4 +1,5 @@
 import json
+import os
 import warnings
 from functools import cache
 
@@ -64,6 +65,30 @@ def test_a_policy_has_its_checksum_and_missing_files_are_named(run, tmp_path):
             InputError, match=r"SHA256SUMS: is missing or does not list policy.json"
         ):
             load(run.folder)
+
+
+def test_a_run_that_stops_in_any_save_is_unfinished_or_complete(run, monkeypatch):
+    """A run that counts as finished is never resumed, so its files and checksums must all exist."""
+    rename = os.replace
+    for stop_at in range(20):
+        saves = iter(range(20))
+
+        def stop(source, target, stop_at=stop_at, saves=saves):
+            if next(saves) == stop_at:
+                raise KeyboardInterrupt
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", stop)
+            try:
+                finish(run, JobResult(Recurrent(2, 4, key=KEY), {}, ""))
+            except KeyboardInterrupt:
+                assert not run.finished
+                continue
+        break
+    assert stop_at > 5
+    recorded = {line[66:] for line in (run.folder / "SHA256SUMS").read_text().splitlines()}
+    assert recorded >= {"settings.toml", "headline.json", "policy.json", "results.json"}
 
 
 def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):

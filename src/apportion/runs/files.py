@@ -243,7 +243,12 @@ def _finite(content: Any) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically."""
-    write_atomic(path, (to_json(content, indent=1) + "\n").encode())
+    write_atomic(path, encode_json(content))
+
+
+def encode_json(content: Any) -> bytes:
+    """Return the bytes of a JSON file."""
+    return (to_json(content, indent=1) + "\n").encode()
 
 
 def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:

@@ -24,7 +24,15 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
-from apportion.runs.files import LOCK, checksummed, only_writer, require_free, write_json
+from apportion.runs.files import (
+    LOCK,
+    checksummed,
+    encode_json,
+    only_writer,
+    require_free,
+    write_checked,
+    write_json,
+)
 from apportion.runs.folder import UNFINISHED, Run, load_run
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
@@ -157,7 +165,7 @@ def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> JobRe
 
 
 def finish(run: Run, outcome: JobResult) -> None:
-    """Write the outcome; `results.json` is last, because it marks the run as finished."""
+    """Write the outcome; `results.json` is last, after all checksums: it marks the run as finished."""
     tables = {f"{name}.csv": table for name, table in outcome.tables.items()}
     save_policy(outcome.policy, run.folder, outcome.about)
     with checksummed(
@@ -166,7 +174,7 @@ def finish(run: Run, outcome: JobResult) -> None:
         for name, table in tables.items():
             table.to_csv(run.folder / name, index=False)
         write_json(run.folder / "headline.json", outcome.headline)
-        write_json(run.folder / "results.json", outcome.results)
+    write_checked(run.folder, "results.json", encode_json(outcome.results))
 
 
 def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
