@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env baselines-env mutants \
-	kills audit lint wheels bench bench-env bench-gpu tables docs clean
+	audit lint wheels bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
 
@@ -77,10 +77,6 @@ test-peers: install
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install
 	$(BIN)/python tests/mutants/run.py
-
-# Jobs of every kind killed at random moments, and whether they end as if nobody had: not part of CI.
-kills: install
-	$(BIN)/python tests/kills/run.py
 
 # Known vulnerabilities of the pinned packages, in an environment of its own; fails where nothing is known.
 audit: .peers/audit/.installed
