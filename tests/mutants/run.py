@@ -1,9 +1,9 @@
 """Do the tests notice? Each fault is made in a copy of the repository and its tests are run there.
 
-    python tests/mutants/run.py [--only WORDS] [--check]
+    python tests/mutants/run.py [--only WORDS]
 
 Writes docs/results/mutants/table.csv: killed (a test failed), survived (none did), or unclear (the text
-is not there once, or pytest could not run). `--check` runs all named tests without any fault instead.
+is not there once, or pytest could not run).
 """
 
 import argparse
@@ -112,17 +112,11 @@ def record(fault: Fault, found: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="faults whose name or file has these words")
-    parser.add_argument("--check", action="store_true", help="run the named tests without a fault")
     options = parser.parse_args()
     chosen = [f for f in FAULTS if options.only in f.name or options.only in f.file]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         copy_to(folder)
-        if options.check:
-            tests = {f.tests for f in chosen}
-            failed = [named for named in sorted(tests) if pytest_in(folder, named.split()) != 0]
-            print("\n".join(failed) or "all named tests pass without a fault")
-            sys.exit(bool(failed))
         killed = 0
         for fault in chosen:
             begun = time.monotonic()
