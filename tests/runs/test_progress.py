@@ -1,52 +1,26 @@
 import io
 import sys
 
-import pytest
-
-from apportion.runs.progress import (
-    Quiet,
-    TrainingStatus,
-    _collapse_warning,
-    _Lines,
-    open_progress,
-)
+from apportion.runs.progress import Quiet, TrainingStatus, _Lines, open_progress
 
 
-def _status(step: int, warning: str = "") -> TrainingStatus:
-    return TrainingStatus(step, 100, 0.25, 0.02, ("3 (40%)", "1 (20%)"), warning)
-
-
-@pytest.mark.parametrize(
-    ("deviation", "width", "done", "words"),
-    [
-        (0.0, 10, 0.5, "equal shares"),
-        (0.0, 10, 0.05, ""),
-        (0.2, 10, 0.5, ""),
-        (0.899, 10, 0.01, "one entity"),
-        (0.0, 1, 0.9, ""),
-    ],
-)
-def test_a_collapsed_policy_is_warned_of(deviation, width, done, words):
-    warning = _collapse_warning(deviation, width, done)
-    assert words in warning
-    assert bool(warning) == bool(words)
+def _status(step: int) -> TrainingStatus:
+    return TrainingStatus(step, 100, 0.25, 0.02)
 
 
 def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
     lines = _Lines(seconds=3600.0)
     for step in range(10, 101, 10):
-        lines.training(_status(step, "" if step < 50 else "it collapsed"))
+        lines.training(_status(step))
     lines.note("a note")
     # Compiling takes long and says nothing else: it is shown right after a note.
     lines.stage("compiling")
     lines.stage("testing", 0.5)
     out, err = capsys.readouterr()
     assert out == ""
-    first, warned, last, note, compiling = err.splitlines()
+    first, last, note, compiling = err.splitlines()
     assert compiling == "compiling"
     assert "step 10 of 100" in first
-    assert "step 50 of 100" in warned
-    assert "it collapsed" in warned
     assert "step 100 of 100" in last
     assert note == "a note"
 
@@ -60,7 +34,7 @@ def test_quiet_says_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_shows_one_line_redrawn_in_place_and_keeps_notes_and_warnings(monkeypatch):
+def test_a_terminal_shows_one_line_redrawn_in_place_and_keeps_notes(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -73,14 +47,13 @@ def test_a_terminal_shows_one_line_redrawn_in_place_and_keeps_notes_and_warnings
         progress.seconds = 0.0
         progress.training(_status(10), "first")
         progress.training(_status(20), "first")
-        progress.training(_status(30, "it collapsed"), "second")
+        progress.training(_status(100), "second")
         progress.stage("testing", 0.25)
         progress.note("a note")
-    _, first, second, warned, stage, note, rest = terminal.getvalue().split("\r\x1b[K")
+    _, first, second, last, stage, note, rest = terminal.getvalue().split("\r\x1b[K")
     assert first == "first: step 10 of 100, reward 0.25, fro"
     assert "steps/s" in second
-    # The speed is that of the title; a warning is never cut.
-    assert warned.startswith("second: step 30 of 100, reward 0.25")
-    assert warned.endswith("it collapsed\n")
+    # The speed is that of the title; the last line is never cut.
+    assert last == "second: step 100 of 100, reward 0.25, from equal 0.02\n"
     assert stage == "testing (25%)"
     assert (note, rest) == ("a note\n", "")

@@ -15,10 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from apportion.training import Chunk
 
-_EQUAL_DEVIATION = 1e-3
-"""Mean deviation from equal shares below which a warning is shown."""
-_ONE_ENTITY_FRACTION = 0.98
-"""Fraction of the largest possible deviation above which a warning is shown."""
 _ERASE_LINE = "\r\x1b[K"
 """Moves the cursor to the start of the line and clears it."""
 
@@ -31,38 +27,13 @@ class TrainingStatus:
     steps: int
     reward: float
     deviation: float
-    most_drawn: tuple[str, ...]
-    warning: str
+    """Mean deviation from equal shares."""
 
     @classmethod
     def of(cls, chunk: "Chunk") -> "TrainingStatus":
-        """Return the status of a chunk: means over its steps, and its most frequent tasks."""
-        metrics = chunk.metrics
-        share: Any = metrics["task"].value_counts(normalize=True).head(3)
-        drawn = tuple(f"{int(task)} ({part:.0%})" for task, part in share.items())
-        deviation = float(metrics["deviation"].to_numpy().mean())
-        width = chunk.algorithm.tasks.width
-        warning = _collapse_warning(deviation, width, chunk.step / chunk.steps)
-        reward = float(metrics["reward"].to_numpy().mean())
-        return cls(chunk.step, chunk.steps, reward, deviation, drawn, warning)
-
-
-def _collapse_warning(deviation: float, width: int, done: float) -> str:
-    """Return a warning about the mean deviation from equal shares, or an empty string.
-
-    >>> _collapse_warning(0.89, 10, 0.5)
-    'the policy gives nearly everything to one entity'
-    >>> _collapse_warning(0.1, 10, 0.5)
-    ''
-    """
-    if width < 2:
-        return ""
-    # An untrained policy gives equal shares; warn only if it still does later.
-    if deviation < _EQUAL_DEVIATION and done > 0.2:
-        return "the policy still gives equal shares"
-    if deviation > _ONE_ENTITY_FRACTION * (1 - 1 / width):
-        return "the policy gives nearly everything to one entity"
-    return ""
+        """Return the status of a chunk: means over its steps."""
+        reward, deviation = (chunk.metrics[name].to_numpy() for name in ("reward", "deviation"))
+        return cls(chunk.step, chunk.steps, float(reward.mean()), float(deviation.mean()))
 
 
 class Progress(ABC):
@@ -102,18 +73,14 @@ class Quiet(Progress):
 def _describe(status: TrainingStatus, speed: float | None) -> str:
     """Return the progress of training as one line.
 
-    >>> _describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
-    'step 50 of 100, 25 steps/s, 0:00:02 left, reward 0.1, from equal 0.02, most sampled tasks 3 (40%)'
+    >>> _describe(TrainingStatus(50, 100, 0.1, 0.02), 25.0)
+    'step 50 of 100, 25 steps/s, 0:00:02 left, reward 0.1, from equal 0.02'
     """
     parts = [f"step {status.step} of {status.steps}"]
     if speed:
         left = (status.steps - status.step) / speed
         parts += [f"{speed:.3g} steps/s", f"{timedelta(seconds=round(left))} left"]
     parts += [f"reward {status.reward:.4g}", f"from equal {status.deviation:.3g}"]
-    if status.most_drawn:
-        parts.append(f"most sampled tasks {', '.join(status.most_drawn)}")
-    if status.warning:
-        parts.append(f"warning: {status.warning}")
     return ", ".join(parts)
 
 
@@ -127,18 +94,16 @@ class _Lines(Progress):
     _title: str = ""
     _step: int = 0
     _printed: float = -1e9
-    _warned: str = ""
 
     def training(self, status: TrainingStatus, title: str = "training") -> None:
-        now, fresh = time.monotonic(), status.warning != self._warned
+        now = time.monotonic()
         # Measure from the end of the first chunk, which includes compilation.
         if self._first is None or title != self._title or status.step < self._step:
             self._first = (now, status.step)
         begun, first = self._first
         speed = (status.step - first) / max(now - begun, 1e-9) or None
-        self._title, self._step, self._warned = title, status.step, status.warning
-        line = f"{title}: {_describe(status, speed)}"
-        self._print(line, keep=fresh or status.step == status.steps)
+        self._title, self._step = title, status.step
+        self._print(f"{title}: {_describe(status, speed)}", keep=status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
         # Without a known fraction this is the only report, so it is not skipped.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +270,7 @@ def _load_or_choose(
         return saved
 
     def on_chunk(chunk: Chunk) -> bool:
-        # Too few steps are recorded to show which tasks were sampled.
-        progress.training(replace(TrainingStatus.of(chunk), most_drawn=()), "choosing")
+        progress.training(TrainingStatus.of(chunk), "choosing")
         if stop.requested:
             raise Stopped(
                 f"stopped while choosing, after step {chunk.step} of {chunk.steps}; nothing is "
