@@ -1,10 +1,9 @@
-"""Report of a run: identity, results, the sections of its domain, and learning curves.
+"""Report of a run: results, the sections of its domain, and learning curves.
 
 A run's folder contains `metrics` (one row per recorded step) and optionally `headline.json`,
 `certificate.json`, `allocations` (one column per entity), `probabilities` (one column per task),
-`results.json`, `policy.json`, `settings.toml`, `environment.json`, and the files that its domain reads.
-A table is one CSV file, or Parquet in parts. The first column of a time series is the date, the round
-or the step.
+`settings.toml`, `environment.json`, and the files that its domain reads. A table is one CSV file, or
+Parquet in parts. The first column of a time series is the date, the round or the step.
 """
 
 from collections.abc import Mapping
@@ -33,8 +32,6 @@ _CURVES = {
     "score": "Score of the sampled task",
     "loss": "Weighted loss",
 }
-_ELSEWHERE = ("fingerprint", "until")
-"""Facts of the data that the page shows elsewhere."""
 _VERDICTS: dict[str, Outcome] = {
     "certified": "holds",
     "harmful": "does-not-hold",
@@ -81,9 +78,7 @@ def run_page(folder: Path, domain: RunDomain | None = None, *, inline: bool = Fa
         raise InputError(f"{folder}: the metrics have no rows yet; wait until steps are recorded")
     settings = read_toml(folder / "settings.toml")
     about, environment = (read_if_there(folder / f"{x}.json") for x in ("headline", "environment"))
-    facts = _identity(folder, settings, environment)
-    sections = [Section("This run", [Facts("Policy, data and dates", facts, folded=False)])]
-    sections += [*_headline(about), *_certificate(folder)]
+    sections = [*_headline(about), *_certificate(folder)]
     if domain is not None:
         sections += domain.sections(folder)
     shares = read_table(folder, "allocations", indexed=True)
@@ -106,49 +101,6 @@ def run_page(folder: Path, domain: RunDomain | None = None, *, inline: bool = Fa
     sections.append(Section("Glossary", [glossary]))
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""), inline=inline)
-
-
-def _identity(
-    folder: Path, settings: dict[str, Any], environment: dict[str, Any]
-) -> dict[str, Any]:
-    """Return policy, method, domain, last training day, start, data and test days, as far as known."""
-    results, policy = (read_if_there(folder / f"{name}.json") for name in ("results", "policy"))
-    data = environment.get("data", {})
-    until = results.get("trained_until") or data.get("until") or data.get("last")
-    whom = {name: _in_a_line(data[name]) for name in data if name not in _ELSEWHERE}
-    found = {
-        "policy": " of ".join(_classes(policy.get("policy"))),
-        "method": settings.get("method"),
-        "domain": settings.get("job"),
-        "trained until": _in_a_line(until),
-        "started at": str(environment.get("started", ""))
-        .replace("T", " ")
-        .replace("+00:00", " UTC"),
-        "tested on": f"{results['start']} to {results['end']}, {results['periods']} periods"
-        if {"start", "end", "periods"} <= results.keys()
-        else None,
-        **whom,
-    }
-    return {name: value for name, value in found.items() if value}
-
-
-def _in_a_line(value: Any) -> Any:
-    """Format a mapping as `name: value; ...`; a value that starts with its name is not labelled."""
-    if not isinstance(value, dict):
-        return value
-    each = {str(name): str(inner) for name, inner in value.items()}
-    return "; ".join(
-        text if text.startswith(name) else f"{name}: {text}" for name, text in each.items()
-    )
-
-
-def _classes(policy: Any) -> list[str]:
-    """Return the class of a policy, followed by the classes of nested policies."""
-    if not isinstance(policy, dict) or "class" not in policy:
-        return []
-    inner = policy.get("arguments", {})
-    inside = next((inner[name] for name in ("policy", "members") if name in inner), None)
-    return [str(policy["class"]).rpartition(".")[2], *_classes(inside)]
 
 
 def _headline(about: dict[str, Any]) -> list[Section]:

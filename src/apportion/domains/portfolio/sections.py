@@ -79,22 +79,12 @@ def _values(
     seen = results.get("in_sample_periods", 0)
     until = results.get("trained_until") if seen else None
     wealth = wealth.rename(columns=labelled)
-    parts: list[Part] = []
-
-    def draw(title: str, frame: pd.DataFrame, axis: str, kind: str, words: str) -> None:
-        parts.append(lines(title, words, frame, {"title": axis, "kind": kind}, trained=until))
-
-    words = f"At the end: {_named(wealth.iloc[-1], '{:.3f}', 'highest')}"
-    axis = "value (multiples of the investment, log scale)"
-    draw("Value of 1 invested", wealth, axis, "log", words)
-    if EQUAL in wealth and wealth.shape[1] > 1:
-        ahead = (wealth.div(wealth[EQUAL], axis=0) - 1).drop(columns=EQUAL)
-        words = f"At the end: {_named(ahead.iloc[-1], '{:+.1%}', 'highest')}"
-        draw("Ahead of Equal CRP", ahead, "value over that of Equal CRP (%)", "percent", words)
-    # The highest value so far starts at 1.
-    below = wealth / wealth.cummax().clip(lower=1.0) - 1
-    words = f"Deepest: {_named(below.min(), '{:.1%}', 'deepest')}"
-    draw("Drawdown", below, "below the highest value so far (%)", "percent", words)
+    end = wealth.iloc[-1]
+    known = [name for name in ("policy", LAZY, EQUAL) if name in end.index] or end.index[:8]
+    named = ", ".join(f"{name} {end[name]:.3f}" for name in known)
+    words = f"At the end: {named}; highest of all {len(end)}: {end.idxmax()}, {end.max():.3f}."
+    axis = {"title": "value (multiples of the investment, log scale)", "kind": "log"}
+    parts: list[Part] = [lines("Value of 1 invested", words, wealth, axis, trained=until)]
     if strategies is not None:
         strategies["strategy"] = strategies["strategy"].map(labelled)
         note = "In brackets: 95 % intervals by blocks of days."
@@ -108,14 +98,6 @@ def _values(
             "policy was trained on; results on them do not predict later days."
         )
     return Section("Value against baselines", parts, lead)
-
-
-def _named(row: pd.Series, form: str, best: str) -> str:
-    """List the values of the main strategies, and the highest or deepest value of all."""
-    extreme = row.idxmax() if best == "highest" else row.idxmin()
-    known = [name for name in ("policy", LAZY, EQUAL) if name in row.index] or row.index[:8]
-    named = ", ".join(f"{name} {form.format(row[name])}" for name in known)
-    return f"{named}; {best} of all {len(row)}: {extreme}, {form.format(row[extreme])}."
 
 
 def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
