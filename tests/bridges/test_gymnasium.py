@@ -1,18 +1,12 @@
 """Problems as environments, and environments as problems."""
 
-import runpy
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from learning import optimised
 
 pytest.importorskip("gymnasium")
 
@@ -24,16 +18,15 @@ from apportion import PPO, Chunks, Pooled, Replay, Task, draw_tasks, train
 from apportion.bridges.gymnasium import ProblemEnv, from_gymnasium
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
+from apportion.domains.domain import find_domain
 from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.problem import evaluate
 from apportion.scorers import realised_gain
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "06_your_own_simulator.py"
 KEY = jax.random.key(0)
 BUDGET = Budget.simulate(universe=12, periods=14, seed=1)
 MIXED = Task.of([[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]])
-IDS = ("apportion/Budget-v0", "apportion/Charging-v0")
 
 
 class NumpyBudget(gymnasium.Env):
@@ -88,15 +81,20 @@ class Lottery(gymnasium.Env):
         return self.show(), self.pot, self.over, False, {}
 
 
+def environment(domain):
+    problem = find_domain(domain).problem()
+    return ProblemEnv(problem, draw_tasks(problem.universe, 3, 4))
+
+
 def numpy_budget():
     return from_gymnasium(NumpyBudget, universe=12, horizon=BUDGET.horizon)
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_gymnasium_s_own_checks_find_nothing(name):
+@pytest.mark.parametrize("domain", ["budget", "charging"])
+def test_gymnasium_s_own_checks_find_nothing(domain):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_env(gymnasium.make(name, entities=3, tasks=4).unwrapped)
+        check_env(environment(domain))
 
 
 def test_a_seed_fixes_the_episode_and_an_action_is_scores_of_those_who_are_there():
@@ -124,7 +122,7 @@ def test_a_seed_fixes_the_episode_and_an_action_is_scores_of_those_who_are_there
 
 
 def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
-    env = gymnasium.make("apportion/Charging-v0", entities=3, tasks=4)
+    env = environment("charging")
     observation, info = env.reset(seed=1)
     assert info["task"] in range(4)
     assert observation["history"].shape == (3 * 24,)
@@ -148,9 +146,9 @@ def test_stable_baselines_checks_find_nothing_and_its_ppo_runs():
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for name in IDS:
-            check_for_baselines(gymnasium.make(name, entities=3, tasks=4).unwrapped)
-    garage = gymnasium.make("apportion/Charging-v0", entities=3, tasks=4)
+        for domain in ("budget", "charging"):
+            check_for_baselines(environment(domain))
+    garage = environment("charging")
     stable_baselines3.PPO("MultiInputPolicy", garage, n_steps=96, batch_size=32).learn(192)
 
 
@@ -262,18 +260,3 @@ def test_environments_of_one_size_are_taken():
     problem = from_gymnasium(Five, universe=8, horizon=6, task_size=5)
     found = evaluate(problem, EqualShares(), draw_tasks(8, 5, 2), key=KEY)
     assert np.isfinite(found.rewards).all()
-
-
-def test_environments_are_made_by_their_name_without_an_import():
-    name = "apportion.bridges.gymnasium:apportion/Budget-v0"
-    program = f"import gymnasium; print(gymnasium.make({name!r}, entities=3).action_space.shape)"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout == "(3,)\n", done.stderr
-
-
-@pytest.mark.slow
-@optimised()
-def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
-    assert len(EXAMPLE.read_text().splitlines()) <= 50
-    assert runpy.run_path(str(EXAMPLE), run_name="__main__")["gain"].low > 0

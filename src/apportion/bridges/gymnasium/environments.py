@@ -4,7 +4,6 @@ Gymnasium has no space for the simplex, so an action is a score in [-1, 1] for e
 the softmax of five times the scores, within the bounds of the period (`Head`).
 """
 
-from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -15,11 +14,10 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from apportion.domains.domain import Domain, domain_names, find_domain
 from apportion.errors import InputError
 from apportion.problem import Problem, State, Step, check_problem
 from apportion.simplex import Allocation, Head
-from apportion.tasks import Task, draw_tasks
+from apportion.tasks import Task
 
 _SCORE_SCALE = 5.0
 """Factor on scores; the share of an entity can be e^10 times that of another."""
@@ -96,6 +94,7 @@ class ProblemEnv(gymnasium.Env):
 
     Examples
     --------
+    >>> from apportion import draw_tasks
     >>> from apportion.domains.budget.problem import Budget
     >>> env = ProblemEnv(Budget.simulate(universe=20, periods=30), draw_tasks(20, 3, 4))
     >>> observation, info = env.reset(seed=0)
@@ -188,28 +187,3 @@ class ProblemEnv(gymnasium.Env):
         assert self._episode is not None
         observation = {name: np.asarray(values) for name, values in shown.items()}
         return observation, {"mask": observation["mask"] == 1, "task": int(self._episode.task)}
-
-
-@cache
-def _problem_of(domain: str) -> Problem:
-    problem = find_domain(domain).problem()
-    assert problem is not None, f"{domain} was registered without a problem"
-    return problem
-
-
-def _make(domain: str, *, entities: int = 5, tasks: int = 64, seed: int = 0) -> ProblemEnv:
-    """Return an environment over random subsets of entities."""
-    problem = _problem_of(domain)
-    return ProblemEnv(problem, draw_tasks(problem.universe, entities, tasks, seed=seed))
-
-
-def register_domains() -> None:
-    """Register the domains that have a problem on embedded data for `gymnasium.make`."""
-    for name in domain_names():
-        known = f"apportion/{name.capitalize()}-v0" in gymnasium.registry
-        if not known and type(find_domain(name)).problem is not Domain.problem:
-            gymnasium.register(
-                f"apportion/{name.capitalize()}-v0",
-                entry_point=f"{__name__}:_make",
-                kwargs={"domain": name},
-            )
