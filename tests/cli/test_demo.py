@@ -61,10 +61,6 @@ def plugins(tmp_path, monkeypatch):
 def test_a_plug_in_of_a_users_own_is_on_the_page(plugins, tmp_path):
     folder = tmp_path / "demo"
     printed = one_object(apportion("demo", "--out", folder, "--seed", 3, "--json", "--quiet"))
-    own = printed["domains"]
-    assert {*own} == {"shown", "needy"}
-    assert own["needy"] == {"needs": "toys need a shop: pip install shop"}
-    assert own["shown"]["levels"][0] == ROW
     page = Path(printed["report"]).read_text()
     assert Path(printed["report"]) == folder / "index.html"
     for words in ("A toy among friends", "Who plays?", "by &lt;turns&gt;", "seed 3", "pip install"):

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -82,21 +82,6 @@ def demo_page(found: Mapping[str, Demonstration | str]) -> str:
     words = Facts("Terms on this page", _GLOSSARY, folded=False, kind="glossary")
     sections.append(Section("Glossary", [words]))
     return page(_TITLE, sections, subtitle="apportion demo: a demonstration, not a finding")
-
-
-def to_json(found: Mapping[str, Demonstration | str]) -> dict[str, Any]:
-    """Return the levels of each domain as plain values."""
-    return {
-        name: {"needs": result}
-        if isinstance(result, str)
-        else {
-            "title": result.title,
-            "unit": result.unit,
-            "levels": result.levels.to_dict("records"),
-            "notes": list(result.notes),
-        }
-        for name, result in found.items()
-    }
 
 
 def _parts(shown: Demonstration) -> list[Part]:

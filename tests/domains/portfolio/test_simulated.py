@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from apportion.composition import EqualShares
@@ -16,7 +15,7 @@ from apportion.policy import Policy
 from apportion.tasks import Task, draw_tasks, split_entities
 from apportion.training import Chunks
 from apportion.trees import stack
-from learning import optimised
+from learning import assert_mean_above, optimised
 
 TRAIN_DAYS, DAYS, COST = 400, 1150, 0.0005
 SETTINGS = PortfolioSettings.paper(
@@ -24,22 +23,6 @@ SETTINGS = PortfolioSettings.paper(
 )
 TRUTHS = [SimulatedMarket.draw(universe=40, days=DAYS, seed=seed) for seed in range(4)]
 FIRST = TRUTHS[0].prices.dates[TRAIN_DAYS]
-
-
-def best_possible(truth: SimulatedMarket, members: np.ndarray, first: int, last: int) -> float:
-    """Log growth a year, over Equal CRP, of holding only the instrument of highest mean.
-
-    It pays twice the commission whenever it switches; Equal CRP pays for its own rebalancing.
-    """
-    rows = slice(first, last + 1)
-    choice = truth.means[rows][:, members].argmax(1)
-    y = truth.prices.relatives()[rows][:, members]
-    switched = np.append(True, choice[1:] != choice[:-1])
-    grown = np.log(y[np.arange(len(y)), choice]).sum() + switched.sum() * np.log1p(-2 * COST)
-    drifted = y[:-1] / y[:-1].sum(1, keepdims=True)
-    turnover = np.append(0.0, np.abs(drifted - 1 / y.shape[1]).sum(1))
-    equal = np.log(y.mean(1)).sum() + np.log1p(-COST * turnover).sum()
-    return float((grown - equal) * TRADING_DAYS / len(y))
 
 
 def markets(prices, start=None) -> Market:
@@ -84,13 +67,6 @@ def test_prioritised_learning_earns_more_than_equal_shares_on_instruments_it_nev
         chunks=Chunks(SETTINGS.steps, SETTINGS.steps),
     )
     after = markets([truth.prices for truth in TRUTHS], start=FIRST)
-    found = np.asarray(growth_over_equal(trained.policy, after, held_out))
-    oracle = np.mean(
-        [
-            [best_possible(truth, m, TRAIN_DAYS, DAYS - 1) for m in np.asarray(members)]
-            for truth, members in zip(TRUTHS, held_out.members, strict=True)
-        ]
-    )
-    # The four earned .57 with a standard error of .03, the oracle .77.
-    assert 0.6 < oracle < 0.85
-    assert found.mean() >= 0.5 * oracle, (found, oracle)
+    # The four earn .57 with a standard error of .03. Holding only the instrument of the highest mean, which
+    # the simulation knows, earns .77.
+    assert_mean_above(growth_over_equal(trained.policy, after, held_out), 0.77 / 2)
