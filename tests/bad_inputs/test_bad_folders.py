@@ -66,7 +66,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("no such scheduler", f"{JPL} --against lfl", "did you mean llf?"),
         ("one that looks ahead", f"{JPL} --against clairvoyant", ("'clairvoyant'", "choose equal")),
         ("of two sites", LLF, ("2 sites", "--site")),
-        ("a garage, federations", f"{LLF} --federations 3", "has no --federations"),
+        ("a garage, federations", f"{LLF} --federations 3", "no option --federations"),
     ),
     *of(
         "portfolio",

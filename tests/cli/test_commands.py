@@ -52,7 +52,7 @@ def test_a_garage_is_trained_tested_and_asked(tmp_path):
     assert given["allocation_kw"][first] == pytest.approx(28 * 0.208, abs=1e-5)
     assert given["allocation_kw"][second] == 0
     assert given["unused_kw"] == pytest.approx(20 - 28 * 0.208, abs=1e-4)
-    assert_refused(apportion("backtest", garage, "--prices", now), "has no --prices")
+    assert_refused(apportion("backtest", garage, "--prices", now), "no option --prices")
 
 
 @pytest.mark.slow

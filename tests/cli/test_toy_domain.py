@@ -120,7 +120,6 @@ def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
     assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert apportion("backtest", folder).stdout == "share: Ann 0.5, Bob 0.5\n"
     assert_refused(apportion(*given), "out: contains other files")
-    assert apportion(*given, "--force").returncode == 0
     assert_refused(apportion("backtest", folder, "--toys", "no.csv"), "no.csv: no such file")
     assert_refused(apportion("backtest", folder, "--fiends", "A"), "did you mean --friends?")
 
@@ -136,23 +135,13 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     toys.write_text("ball\n")
     for out, words in (
         (tmp_path / "a.txt", "write to a .csv or a .json file"),
-        (toys, "is also an input"),
+        (toys, "already exists"),
         (plain / "b.csv", "is a file"),
         (tmp_path, "write to a .csv"),
+        (folder / "policy.json", "already exists"),
     ):
         assert_refused(apportion("allocate", folder, "--toys", toys, "--out", out), words)
     assert toys.read_text() == "ball\n"
-    # Nothing is overwritten unasked, and nothing of a run at all.
-    table.write_text("mine")
-    given = ("allocate", folder, "--out")
-    assert_refused(apportion(*given, table), "already exists", "--force")
-    assert table.read_text() == "mine"
-    assert apportion(*given, table, "--force").returncode == 0
-    assert pd.read_csv(table).to_numpy().sum() == 1
-    policy = (folder / "policy.json").read_bytes()
-    assert_refused(apportion(*given, folder / "policy.json", "--force"), "never replaced")
-    assert (folder / "policy.json").read_bytes() == policy
-    assert_refused(apportion("allocate", folder, "--force"), "--force replaces the file of --out")
 
 
 def test_what_controls_nothing_live_is_not_served(trained):
@@ -170,7 +159,6 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
     }
     again = (*asked, "--out", tmp_path / "c")
     assert_refused(apportion(*again), "certificate.json: already exists")
-    assert apportion(*again, "--force").returncode == 0
     for _ in range(2):  # asked every day
         assert apportion(*asked).stdout.endswith(f"wrote {folder / 'certificate.png'}\n")
     assert json.loads((folder / "certificate.json").read_text())["bets"] == 60

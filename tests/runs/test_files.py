@@ -21,7 +21,6 @@ from apportion.runs.files import (
     read_bytes,
     read_json,
     require_free,
-    require_new,
     require_writable,
     write_arrays,
     write_atomic,
@@ -106,23 +105,6 @@ def test_a_process_that_dies_while_writing_leaves_no_checksum_of_other_content(t
     with pytest.raises(OSError, match="power cut"):
         die()
     assert read_json(tmp_path / "a.json") == 3
-
-
-@pytest.mark.parametrize("inside", ["run", "study", None])
-def test_files_are_replaced_when_that_is_asked_for_and_never_those_of_a_run(tmp_path, inside):
-    marks = {"run": "settings.toml", "study": "cells.json"}
-    if inside:
-        (tmp_path / marks[inside]).touch()
-    file = tmp_path / "policy.json"
-    require_new(file)
-    file.write_text("{}")
-    with pytest.raises(InputError, match="never replaced" if inside else "or --force to replace"):
-        require_new(file)
-    if inside:
-        with pytest.raises(InputError, match="never replaced"):
-            require_new(file, force=True)
-    else:
-        require_new(file, force=True)
 
 
 def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch):

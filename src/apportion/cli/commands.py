@@ -199,13 +199,13 @@ def make_demo(arguments: Sequence[str]) -> Command:
         """
         check_seed(seed)
         require_free(out, unfinished=(_DEMO_PAGE,))
-        from apportion.cli.demo import demo_page, demonstrate_all, to_json
+        from apportion.cli.demo import demo_page, demonstrate_all
 
         with only_writer(out), open_progress(quiet=quiet) as progress:
             found = demonstrate_all(all_domains(), seed, progress)
             report = out / _DEMO_PAGE
             write_atomic(report, demo_page(found).encode())
-        return {"report": str(report), "domains": to_json(found)} if json else f"wrote {report}"
+        return {"report": str(report)} if json else f"wrote {report}"
 
     shown = "Example: `apportion demo --out runs/demo`\n\n" + examples("demo", all_domains())
     return with_options(command, {}, shown)
@@ -277,7 +277,6 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         _write_folder,
         PURPOSE="Backtest a trained policy and baselines that need no training.",
         WRITTEN="A new folder for the results: JSON, a table and a plot.",
-        FORCED="Replace an earlier backtest in the folder of --out.",
     )
 
 
@@ -293,7 +292,6 @@ def make_allocate(arguments: Sequence[str]) -> Command:
         _write_file,
         PURPOSE="Compute the allocation of a trained policy for the next period.",
         WRITTEN="Also write the result to this new file.",
-        FORCED="Replace the file of --out if it exists; files of a run are never replaced.",
     )
 
 
@@ -303,8 +301,8 @@ def _ask_of_run(
     example: str,
     answer: Callable[[Domain, Any, Any, Progress], Result],
     place: str,
-    check: Callable[[Path, Any, bool], None],
-    write: Callable[[Any, Path, bool], None],
+    check: Callable[[Path, Any], None],
+    write: Callable[[Any, Path], None],
     **words: str,
 ) -> Command:
     """Build a command that calls the domain of a run and prints the result, or writes it to `place`."""
@@ -315,7 +313,6 @@ def _ask_of_run(
         /,
         *,
         out: Annotated[Path | None, Parameter(metavar=place)] = None,
-        force: bool = False,
         json: Json = False,
         quiet: Quiet = False,
         **options: Any,
@@ -330,18 +327,14 @@ def _ask_of_run(
         ----------
         out
             WRITTEN
-        force
-            FORCED
         """
         run, own = finished_run(folder, domain), options.get(domain.name)
-        if force and out is None:
-            raise InputError("--force replaces the file of --out; use both options, or neither")
         if out is not None:
-            check(out, own, force)
+            check(out, own)
         with open_progress(quiet=quiet) as progress:
             result = stoppable(lambda: answer(domain, run, own, progress))
         if out is not None:
-            write(result, out, force)
+            write(result, out)
         if json:
             return result.to_json()
         return result.summary() + ("" if out is None else f"\nwrote {out}")
@@ -353,34 +346,29 @@ _HALF_WRITTEN = ("table.csv", "figure.png")
 """Files that a killed backtest can leave; the results are written last."""
 
 
-def _check_new_folder(out: Path, options: Any, force: bool) -> None:
-    """Raise if the folder has files; with `force`, files other than a backtest's."""
-    require_free(out, unfinished=(*_HALF_WRITTEN, *(["results.json"] if force else [])))
+def _check_new_folder(out: Path, options: Any) -> None:
+    """Raise if the folder has files."""
+    require_free(out, unfinished=_HALF_WRITTEN)
 
 
-def _write_folder(result: PlottedResult, out: Path, force: bool) -> None:
+def _write_folder(result: PlottedResult, out: Path) -> None:
     """Write the table, the plot and the results of a backtest to a new folder."""
     with only_writer(out):
-        _check_new_folder(out, None, force)
+        _check_new_folder(out, None)
         _write_file(result, out / "table.csv")
         write_figure(out / "figure.png", result.plot(), dpi=120)
         _write_file(result, out / "results.json")
 
 
-def _check_file(out: Path, options: Any, force: bool) -> None:
-    """Raise if a file cannot be written, or is an input of the command."""
+def _check_file(out: Path, options: Any) -> None:
+    """Raise if a file exists or cannot be written."""
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
-    given = [] if options is None else [getattr(options, field.name) for field in fields(options)]
-    if out.resolve() in {path.resolve() for path in given if isinstance(path, Path)}:
-        raise InputError(f"{out}: is also an input; choose another file to write to")
-    if out.is_dir():
-        raise InputError(f"{out}: is a folder; choose a file")
-    require_new(out, force=force)
+    require_new(out)
     require_writable(out.absolute().parent)
 
 
-def _write_file(result: Result, out: Path, force: bool = False) -> None:
+def _write_file(result: Result, out: Path) -> None:
     """Write a result as JSON, or its table as CSV."""
     if out.suffix.lower() == ".json":
         write_json(out, result.to_json())
@@ -418,7 +406,6 @@ def make_certify(arguments: Sequence[str]) -> Command:
         alpha: float = 0.05,
         block: int | None = None,
         out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
-        force: bool = False,
         json: Json = False,
         **options: Any,
     ) -> Any:
@@ -445,8 +432,6 @@ def make_certify(arguments: Sequence[str]) -> Command:
         out
             Folder for the certificate: JSON, a table and a plot. By default the folder of the run, whose
             earlier certificate is replaced.
-        force
-            Replace an earlier certificate in the folder of --out.
         """
         source = folder if folder.is_file() else finished_run(folder, domain)
         own = options.get(domain.name)
@@ -461,7 +446,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
             out = folder.parent if folder.is_file() else folder
         else:
             for name in _CERTIFICATE:
-                require_new(out / name, force=force)
+                require_new(out / name)
         require_writable(out)
         made = stoppable(
             lambda: domain.gains(source, against, own).certify(alpha=alpha, block=block)

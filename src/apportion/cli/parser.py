@@ -14,7 +14,7 @@ from cyclopts.exceptions import (
 from rich.console import Console
 
 from apportion.cli import commands
-from apportion.cli.options import all_domains, domain_of, option_kinds, refuse_fractions
+from apportion.cli.options import refuse_fractions
 from apportion.errors import InputError
 from apportion.runs.compiled import keep_compiled
 from apportion.runs.settings import suggest
@@ -40,26 +40,24 @@ def run_command(name: str, arguments: list[str], out: TextIO) -> Any:
     try:
         return app(given, console=Console(file=out), print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise InputError(_describe(error, arguments)) from None
+        raise InputError(_describe(error)) from None
 
 
-def _describe(error: CycloptsError, arguments: list[str]) -> str:
+def _describe(error: CycloptsError) -> str:
     """Return what is wrong, where, and what to do."""
     command = " ".join(error.command_chain or ())
-    problem = _problem(error, command, arguments)
+    problem = _problem(error)
     if "did you mean" not in problem:
         problem += f"; see {f'apportion {command}'.strip()} --help"
     return f"{command}: {problem}" if command else problem
 
 
-def _problem(error: CycloptsError, command: str, arguments: list[str]) -> str:
+def _problem(error: CycloptsError) -> str:
     match error:
         case UnknownOptionError(token=token, argument_collection=known):
             name = token.keyword or token.value
             options = [option for argument in known for option in argument.names]
-            return _of_another(name, command, arguments) or (
-                f"there is no option {name}{suggest(name, options)}"
-            )
+            return f"there is no option {name}{suggest(name, options)}"
         case MissingArgumentError(argument=Argument() as argument):
             return _missing(error, argument)
         case CoercionError(argument=Argument() as argument) if error.token is not None:
@@ -74,19 +72,6 @@ def _problem(error: CycloptsError, command: str, arguments: list[str]) -> str:
         case RepeatArgumentError(token=token):
             return f"{token.keyword} is given twice; use it once"
     return " ".join(str(error).split())
-
-
-def _of_another(option: str, command: str, arguments: list[str]) -> str:
-    """Return the message for an option of a domain other than the run's; empty if there is none."""
-    of_run = command in ("backtest", "allocate", "certify", "serve")
-    domain = domain_of(arguments, command) if of_run else None
-    if domain is None:
-        return ""
-    name = option.removeprefix("--").replace("-", "_")
-    others = option_kinds(command, all_domains()).values()
-    if not any(name in kind.__dataclass_fields__ for kind in others):
-        return ""
-    return f"a run of {domain.name} has no {option}; omit it"
 
 
 def _missing(error: MissingArgumentError, argument: Argument) -> str:

@@ -35,8 +35,6 @@ SUMS = "SHA256SUMS"
 """The file of checksums in a folder, in the format of `sha256sum`."""
 LOCK = ".lock"
 """The file that a process locks while it writes in a folder."""
-_OWNER_MARKS = ("settings.toml", "cells.json", "study.json")
-"""Files that only the folder of a run or a study has."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -318,18 +316,10 @@ def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
         return pd.read_parquet(io.BytesIO(raw))
 
 
-def require_new(file: Path, *, force: bool = False) -> None:
-    """Raise if the file exists; with `force`, only if it belongs to a run or a study."""
-    if not os.path.lexists(file):
-        return
-    owner = next(
-        (p for p in file.resolve().parents if any((p / name).exists() for name in _OWNER_MARKS)),
-        None,
-    )
-    if owner is not None:
-        raise InputError(f"{file}: belongs to {owner} and is never replaced; choose another path")
-    if not force:
-        raise InputError(f"{file}: already exists; choose another path, or --force to replace it")
+def require_new(file: Path) -> None:
+    """Raise if the file exists."""
+    if os.path.lexists(file):
+        raise InputError(f"{file}: already exists; choose another path, or remove it")
 
 
 @contextmanager
