@@ -43,7 +43,6 @@ def limited_team():
 @pytest.mark.parametrize("make", [pooled, limited_team])
 def test_stablehlo_gives_the_policy_s_shares_for_any_number_of_entities(make, tmp_path):
     policy = make()
-    # It was held against the policy for 1 and for 7 entities before it was written; here are 9.
     file = export_policy(policy, tmp_path, window=WINDOW, channels=CHANNELS)
     program = export.deserialize(bytearray(file.read_bytes()))
     rng, decide = np.random.default_rng(0), eqx.filter_jit(policy)
