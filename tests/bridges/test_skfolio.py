@@ -85,19 +85,6 @@ def test_weights_see_no_later_rows_and_no_order_of_the_assets(returns):
     np.testing.assert_allclose(moved, before[order], atol=1e-6)
 
 
-def test_assets_that_were_not_fitted_get_shares_from_their_own_history(trained, returns):
-    others = returns.iloc[200:, [3, 5, 8, 13]].add_suffix(" other")
-    shares = trained.allocate(others.iloc[:5])
-    portfolio = trained.predict(others)
-    np.testing.assert_allclose(portfolio.weights, shares)
-    assert portfolio.n_observations == len(others) - 5
-    assert portfolio.observations[0] == others.index[5]
-    more = trained.predict(returns.iloc[200:].join(others))
-    assert more.weights.shape == (24,)
-    with pytest.raises(InputError, match="give more"):
-        trained.predict(others.iloc[:5])
-
-
 def test_what_is_held_enters_the_decision(returns):
     held = {returns.columns[0]: 0.6, returns.columns[1]: 0.4}
     lazy = MultiTaskPortfolio(policy=some_policy(trade_fraction=0.1), window=6)
@@ -171,7 +158,6 @@ class ScaledPortfolio(MultiTaskPortfolio):
 
 
 NOT_APPLICABLE = {
-    "check_n_features_in_after_fitting": "other sets of assets than the fitted are welcome",
     "check_fit_score_takes_y": "fit_predict of skfolio's optimisers takes no y",
     "check_methods_sample_order_invariance": "predictions are portfolios, and days have an order",
 }

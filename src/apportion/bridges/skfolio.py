@@ -196,45 +196,20 @@ class MultiTaskPortfolio(BaseOptimization):
         return self
 
     def predict(self, X: Any) -> Portfolio:
-        """Return the portfolio over the rows of `X`.
-
-        For the fitted assets, `weights_` apply to all rows, as in every skfolio optimiser. For other
-        assets, the policy computes weights from the first `window` - 1 rows, and the portfolio covers the
-        later rows.
+        """Return the portfolio of the fitted assets over the rows of `X`, with `weights_` on all rows.
 
         Parameters
         ----------
         X : array-like of shape (n_observations, n_assets)
-            Simple returns of the assets.
+            Simple returns of the fitted assets. For other assets, use `allocate`.
 
         Returns
         -------
         Portfolio
             The predicted portfolio.
-
-        Raises
-        ------
-        InputError
-            If `X` contains other assets and fewer than `window` rows.
         """
-        check_is_fitted(self, "weights_")
-        values = check_array(X, **_NUMBERS)
-        names = getattr(self, "feature_names_in_", None)
-        if isinstance(X, pd.DataFrame) and names is not None:
-            fitted = list(X.columns) == list(names)
-        else:
-            fitted = values.shape[1] == self.n_features_in_
-        if fitted:
-            return cast(Portfolio, super().predict(X))
-        rows = self.window - 1
-        if len(values) <= rows:
-            raise InputError(
-                f"X: {len(values)} rows of assets that were not fitted; their weights are computed "
-                f"from the first {rows}, so give more"
-            )
-        cut = X.iloc if isinstance(X, pd.DataFrame) else np.asarray(X)
-        parameters: dict[str, Any] = {"name": type(self).__name__} | (self.portfolio_params or {})
-        return Portfolio(X=cut[rows:], weights=self.allocate(cut[:rows]), **parameters)
+        check_array(X, **_NUMBERS)
+        return cast(Portfolio, super().predict(X))
 
     def allocate(self, X: Any, held: Any = None) -> np.ndarray:
         """Return the allocation for the period after the last row of `X`.
