@@ -1,5 +1,4 @@
 import inspect
-import re
 import warnings
 
 import equinox as eqx
@@ -24,7 +23,6 @@ from apportion.tasks import Task, draw_tasks
 from apportion.training import (
     Chunks,
     _warn_if_flat,
-    _warn_if_unseen,
     train,
 )
 from apportion.trees import stack, take
@@ -208,25 +206,6 @@ def test_the_papers_memory_starts_empty_and_acting_fills_it_up_to_the_end_of_an_
     done = train(ShownBest(horizon=16), TASKS[:1], policy(), Direct(4), **options)
     # The first state, three times five periods, and one that ends the episode.
     assert done.state.memory.count.tolist() == [1 + 15 + 1]
-
-
-@pytest.mark.parametrize(
-    ("learner", "replay", "steps", "warned"),
-    [
-        (Direct(16), Replay(warm_up=0, act_periods=1), 150, "cover about 6 of the 48 periods"),
-        (Direct(16), Replay(warm_up=0, act_periods=1), 1500, None),
-        (Direct(16), Replay(slots=2), 10**6, r"cover about 2 of .* larger Replay\(slots=...\)"),
-        (Direct(16), None, 1, None),
-    ],
-)
-def test_memory_that_covers_little_is_warned_of(learner, replay, steps, warned):
-    tasks = draw_tasks(12, 5, 32)
-    algorithm = Algorithm.of(ShownBest(horizon=48), tasks, policy(), learner, replay=replay)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        _warn_if_unseen(algorithm, steps)
-    assert len(found) == (warned is not None)
-    assert warned is None or re.search(warned, str(found[0].message))
 
 
 def test_a_million_tasks_need_memory_only_for_those_in_use():

@@ -424,7 +424,6 @@ def _run(
         raise InputError(
             f"steps is {steps}, but resume_from is at step {done}; steps count from the start of the run"
         )
-    _warn_if_unseen(algorithm, steps)
     if measured is not None:
         progress = {"equal": measured(EqualShares()), done: measured(algorithm.policy(state))}
     while done < steps:
@@ -484,26 +483,6 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
             "zero gradient: use PPO, which only needs rewards, or make the step differentiable",
             stacklevel=4,
         )
-
-
-def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
-    """Warn before training if memory will cover less than a quarter of an episode."""
-    replay, count, horizon = algorithm.replay, algorithm.tasks.count, algorithm.problem.horizon
-    if not algorithm.learner.periods:
-        return
-    # The memory of an evicted task starts over.
-    kept = min(replay.slots / count, 1.0)
-    visits = steps / count if kept == 1 else min(steps / count, kept / (1 - kept))
-    seen = max(replay.warm_up or 0, 1) + (replay.act_periods or 0) * visits
-    if seen >= horizon / 4:
-        return
-    more = "Replay(warm_up=...) or act_periods" if kept == 1 else "Replay(slots=...)"
-    warnings.warn(
-        f"{type(algorithm.learner).__name__}: after {steps} steps over {count} tasks, the memory of a task "
-        f"will cover about {seen:.0f} of the {horizon} periods of an episode, and the policy learns little "
-        f"about the others; use a larger {more}, more steps, or DirectEpisodes",
-        stacklevel=4,
-    )
 
 
 def _check_policy(problem: Problem, tasks: Task, policy: Policy) -> None:
