@@ -119,8 +119,8 @@ class Prices:
         """Daily moves that look like an unadjusted split or an error.
 
         These are falls of more than 30 % and rises of more than 65 % relative to the median of the other
-        instruments. If the file has volumes, they include falls of 17 % on ordinary volume, and a move on
-        unusually high volume is attributed to the market.
+        instruments. If the file has volumes, they include falls of 17 % on ordinary volume, and exclude
+        moves on unusually high volume, which the market made.
 
         Examples
         --------
@@ -140,13 +140,13 @@ class Prices:
             quiet = traded <= _MARKET_VOLUME_RATIO
             if -(_QUIET_FALL if quiet else _UNUSUAL_FALL) < beyond < _UNUSUAL_RISE:
                 continue
+            if traded > _MARKET_VOLUME_RATIO and abs(beyond) < _IMPOSSIBLE_MOVE:
+                continue
             off = np.abs(relative * ratios[:, 0] / ratios[:, 1] - 1)
             one, other = ratios[off.argmin()].tolist()
             split = (one, other) if off.min() <= 0.05 else None
-            real = traded > _MARKET_VOLUME_RATIO and abs(beyond) < _IMPOSSIBLE_MOVE
-            evidence = f"{traded:.0f} times as much as usual was traded" if real else ""
             day = str(self.dates[row])
-            found.append(Jump(self.tickers[column], day, float(relative - 1), split, evidence))
+            found.append(Jump(self.tickers[column], day, float(relative - 1), split))
         return found
 
     def _relative_volume(self, relatives: np.ndarray, row: int, column: int) -> float:
@@ -283,7 +283,7 @@ def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) 
     allowed = allow_jumps or ()
     if "all" in allowed:
         return prices
-    jumps = [jump for jump in prices.jumps if not jump.market and jump.name not in allowed]
+    jumps = [jump for jump in prices.jumps if jump.name not in allowed]
     if jumps:
         more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
         raise InputError(
@@ -323,8 +323,6 @@ class Jump:
     day: str
     change: float
     split: tuple[int, int] | None
-    market: str = ""
-    """Evidence that the market made the move; empty if there is none."""
 
     @property
     def name(self) -> str:
@@ -333,9 +331,7 @@ class Jump:
 
     def __str__(self) -> str:
         looks = f" (looks like a split of {self.split[0]}:{self.split[1]})" if self.split else ""
-        return f"{self.ticker} {self.change:+.1%} on {self.day}" + (
-            f", and the market's: {self.market}" if self.market else looks
-        )
+        return f"{self.ticker} {self.change:+.1%} on {self.day}{looks}"
 
 
 def load_prices(path: str | Path) -> Prices:

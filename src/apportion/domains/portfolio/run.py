@@ -85,9 +85,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         "fingerprint": known.fingerprint,
     }
     some = validation.validation_years(known, settings, settings.validation)
-    end = str(known.dates[-1])
-    notes = [f"moves far: {jump}" for jump in prices.jumps if jump.market and jump.day <= end]
-    return PreparedJob(data, train, choose if some else None, notes)
+    return PreparedJob(data, train, choose if some else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +97,7 @@ class CheckedPrices:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts that `apportion check --json` prints."""
-        prices, moves = self.prices, self.prices.jumps
+        prices = self.prices
         facts = {
             "file": str(self.path),
             "tickers": len(prices.tickers),
@@ -107,8 +105,7 @@ class CheckedPrices:
             "first": str(prices.dates[0]),
             "last": str(prices.dates[-1]),
             "series": ["close"] if prices.high is None else ["close", "high", "low"],
-            "jumps": [str(jump) for jump in moves if not jump.market],
-            "market_moves": [str(jump) for jump in moves if jump.market],
+            "jumps": list(map(str, prices.jumps)),
             "fingerprint": prices.fingerprint,
         }
         return {"prices": facts}
@@ -119,9 +116,7 @@ class CheckedPrices:
 
     def summary(self) -> str:
         """Describe the file in one line, followed by one line per accepted move."""
-        # Moves of the market are last.
-        found = sorted(self.prices.jumps, key=lambda jump: bool(jump.market))
-        moves = [f"moves far: {jump}" for jump in found]
+        moves = [f"moves far: {jump}" for jump in self.prices.jumps]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
 
 
