@@ -111,15 +111,6 @@ def files(*rows: tuple):
         ("long, a day twice", LONG + "\n" + LONG.splitlines()[1], '"A 2000-01-03" at line'),
         ("a split", scaled(0.5, 20), "looks like a split of 2:1", "--allow-jumps"),
         ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps A:"),
-        (
-            "seconds as a price",
-            "\n".join(
-                f"{line},{'S' if n == 0 else 1_550_000_000 + 86_400 * n}"
-                for n, line in enumerate(WIDE.splitlines())
-            ),
-            "values that count time",
-            " S;",
-        ),
     ),
     ("absent", CHECK, ("p.csv: no such file",)),
     ("a pipe", "check --prices /dev/null", ("/dev/null: is a pipe or a device",)),

@@ -219,13 +219,7 @@ def browser(tmp_path_factory):
     chromium.quit()
 
 
-def emulate(browser, *, width=1280):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def show(browser, folder, **how):
-    emulate(browser, **how)
+def show(browser, folder):
     browser.get((folder / "report.html").as_uri())
     wait(lambda: browser.execute_script(NOT_DRAWN) is None)
 
@@ -289,34 +283,6 @@ def test_a_hostile_name_stays_text_everywhere(desktop):
     path = "//figure[h3[contains(., 'equal shares over time')]]//*[@class='legendtext']"
     assert {name.text for name in desktop.find_elements("xpath", path)} == set(TICKERS)
     assert HOSTILE in desktop.find_element("css selector", "h1").text
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [1400, 390])
-def test_the_page_its_cards_and_its_plots_fit_the_window_and_print_unfolded(
-    browser, run_folder, width
-):
-    show(browser, run_folder, width=width)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    wider = """
-    return [...document.querySelectorAll(".card, .card > *")]
-      .filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent)
-    """
-    assert browser.execute_script(wider) == []
-    outside = """
-    return [...document.querySelectorAll(".canvas")].flatMap((canvas) => {
-      const box = canvas.getBoundingClientRect()
-      return [...canvas.querySelectorAll("text")].filter((text) => {
-        const own = text.getBoundingClientRect()
-        return own.left < box.left - 1 || own.right > box.right + 1
-      }).map((text) => text.textContent)
-    })
-    """
-    assert browser.execute_script(outside) == []
-    folded = "return document.querySelectorAll('details:not([open])').length"
-    before = browser.execute_script(folded)
-    assert browser.execute_script(f"dispatchEvent(new Event('beforeprint')); {folded}") == 0
-    assert browser.execute_script(f"dispatchEvent(new Event('afterprint')); {folded}") == before
 
 
 @pytest.mark.browser

@@ -23,7 +23,6 @@ from apportion.runs.files import (
     require_free,
     require_writable,
     write_arrays,
-    write_atomic,
     write_checked,
     write_json,
 )
@@ -121,18 +120,6 @@ def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch)
                 write_arrays(path, {}, {"step": 2})
     assert read_arrays(path)[1] == {"step": 1}
     assert {file.name for file in tmp_path.iterdir()} == {"state.safetensors", SUMS}
-
-
-def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError("a folder cannot be opened on Windows")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError):
-        write_atomic(tmp_path / "x.txt", b"x")
-    monkeypatch.setattr(sys, "platform", "win32")
-    write_atomic(tmp_path / "x.txt", b"y")
-    assert (tmp_path / "x.txt").read_bytes() == b"y"
 
 
 HOLD = """

@@ -546,10 +546,8 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
         wrong = (found < _PRICE_RANGE[0]) | (found > _PRICE_RANGE[1])
         refuse(wrong, f"values of {field} that are no prices", "prices must be finite and > 0")
     close = values.get("adj close", values["close"])
-    # Whole numbers above 1e8 are timestamps, not prices.
-    times = (~priced | (close > 1e8) & (close % 1 == 0)).all(0)
     years = 1970 + calendar.astype("datetime64[Y]").astype(int)
-    times |= (~priced | (close == years[:, None])).all(0)
+    times = (~priced | (close == years[:, None])).all(0)
     refuse(times & priced, "values that count time", "drop the ticker")
     if "high" not in values:
         return Prices(calendar, tickers, close, volume=volume)
