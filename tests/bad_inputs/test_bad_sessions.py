@@ -137,7 +137,7 @@ NOW = json.dumps({"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [{"
         {"now.json": NOW},
         "charging",
     ),
-    ("a past", "allocate run --earlier s.csv", ("has no --earlier",), SOUND, "portfolio"),
+    ("a past", "allocate run --earlier s.csv", ("no option --earlier",), SOUND, "portfolio"),
 )
 def test_a_controller_needs_the_state_of_its_garage(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -1,8 +1,7 @@
 """The page of `apportion demo`: a demonstration of the method in every installed domain."""
 
 import io
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -10,9 +9,6 @@ from apportion.domains.domain import Demonstration, Domain
 from apportion.errors import InputError
 from apportion.report.page import Facts, Part, Picture, Section, Table, Words, page
 from apportion.runs.progress import Progress, Quiet
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _TITLE = "One policy, every subset is a task"
 _IDEA = (
@@ -85,46 +81,28 @@ def demo_page(found: Mapping[str, Demonstration | str]) -> str:
 
 
 def _parts(shown: Demonstration) -> list[Part]:
-    levels, shares = shown.levels, shown.shares
-    values = levels[["method", "level", "low", "high"]].to_numpy().tolist()
-    words = (f"{method} {level:.4g} [{low:.4g}, {high:.4g}]" for method, level, low, high in values)
-    table = levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
+    shares = shown.shares
+    table = shown.levels.rename(columns={"level": shown.unit, "low": "from", "high": "to"})
+    note = (
+        "On entities not used in training. From, to: the 95 % interval; n: the independent units."
+    )
     return [
-        Picture(
-            "Levels on entities not used in training, with 95 % intervals",
-            _draw(0.45 * len(levels) + 0.9, lambda axes: _dots(axes, levels, shown.unit)),
-            "; ".join(words),
-        ),
-        Table("Levels", table, "From, to: the 95 % interval; n: the number of independent units."),
+        Table("Levels", table, note),
         Picture(
             "Shares over time on a task of entities not used in training",
-            _draw(3.2, lambda axes: _areas(axes, shares)),
+            _plot_shares(shares),
             f"Shares of {', '.join(map(str, shares.columns[:_MOST_ENTITIES]))} over time.",
         ),
         Words(shown.notes),
     ]
 
 
-def _draw(height: float, draw: Callable[["Axes"], None]) -> bytes:
-    """Return one plot as a PNG, 7 inches wide."""
+def _plot_shares(shares: pd.DataFrame) -> bytes:
+    """Return a plot of stacked shares over time as a PNG."""
     from matplotlib.figure import Figure
 
-    figure, picture = Figure(figsize=(7, height), layout="constrained"), io.BytesIO()
-    draw(figure.subplots())
-    figure.savefig(picture, format="png", dpi=144)
-    return picture.getvalue()
-
-
-def _dots(axes: "Axes", levels: pd.DataFrame, unit: str) -> None:
-    """Plot a dot with its interval for each method, the first on top."""
-    ends = [levels.level - levels.low, levels.high - levels.level]
-    axes.errorbar(levels.level, levels.method, xerr=ends, fmt="o", capsize=4, color="C0")
-    axes.set(xlabel=unit, ylim=(len(levels) - 0.4, -0.6))
-    axes.grid(axis="x", alpha=0.3)
-
-
-def _areas(axes: "Axes", shares: pd.DataFrame) -> None:
-    """Plot stacked shares over time."""
+    figure, picture = Figure(figsize=(7, 3.2), layout="constrained"), io.BytesIO()
+    axes = figure.subplots()
     colours = ["0.85" if name == "unused" else f"C{place}" for place, name in enumerate(shares)]
     axes.stackplot(range(len(shares)), shares.to_numpy().T, labels=list(shares), colors=colours)
     places = range(0, len(shares), max(len(shares) // 6, 1))
@@ -133,3 +111,5 @@ def _areas(axes: "Axes", shares: pd.DataFrame) -> None:
     axes.set(xlabel=str(shares.index.name or "period"), xlim=(0, max(len(shares) - 1, 1)))
     axes.set(ylabel="share", ylim=(0, 1))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    figure.savefig(picture, format="png", dpi=144)
+    return picture.getvalue()
