@@ -129,14 +129,11 @@ def test_settings_that_make_no_sense_are_refused(options, says):
         error_bound(FAMILY, **options)
 
 
-def test_why_no_number_of_samples_is_enough_is_said():
+def test_no_number_of_samples_is_enough_for_dependent_features_or_chains_that_do_not_mix():
     tasks = random_family(states=4, actions=2, tasks=3, spread=0.1, gamma=0.7)
     bound = error_bound(tasks, samples=1e6, features=np.ones((4, 2)))
     assert bound.samples_needed == np.inf
-    assert "the features are linearly dependent" in bound.summary()
-    assert "N T > inf" not in bound.summary()
     # Every policy stays where it begins.
     still = MDP(np.broadcast_to(np.eye(4)[:, None], (3, 4, 2, 4)), tasks.reward, 0.7)
     bound = error_bound(still, samples=1e9)
     assert bound.samples_needed == bound.theorem_1.total == np.inf
-    assert "the mixing rate of the average MDP is 0" in bound.summary()

@@ -100,17 +100,13 @@ def test_a_state_a_policy_can_avoid_makes_the_coverage_constant_infinite():
     assert stationary_constant(kernel, np.array([0.5, 0.5])) == np.inf
 
 
-def test_mu_without_support_is_infinite_and_says_where_unless_no_path_goes_there():
+def test_mu_without_support_is_infinite_unless_no_path_goes_there():
     kernel = np.zeros((2, 1, 2))
     kernel[0, 0, 1] = kernel[1, 0, 1] = 1
     reached = concentrability(kernel, 0.5, sigma=np.array([1.0, 0]), mu=np.array([1.0, 0]))
     assert reached.first == np.inf
     assert reached.second == np.inf
-    assert "no mass on state 1, but paths from sigma reach it in 1 steps" in reached.reason
-    itself = concentrability(kernel, 0.5, sigma=np.array([0.5, 0.5]), mu=np.array([1.0, 0]))
-    assert "but sigma has mass there" in itself.reason
     safe = concentrability(np.eye(2)[:, None], 0.5, sigma=np.array([1.0, 0]), mu=np.array([1.0, 0]))
-    assert safe.reason is None
     assert abs(safe.first - 1) < 1e-9
 
 

@@ -104,24 +104,6 @@ def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta:
     return 288 * constants.feature_bound**2 * lam / omega * max(lam / constants.mixing, 1.0)
 
 
-def _unlearnable(constants: LearningConstants) -> str | None:
-    """Return why no number of samples N T satisfies Lemma 4, or None if some number does."""
-    reason = None
-    if constants.smallest_eigenvalue <= 0:
-        reason = (
-            "the features are linearly dependent under mu (their smallest eigenvalue is 0); remove some of "
-            "them, or let mu reach every state"
-        )
-    elif constants.mixing <= 0:
-        reason = (
-            "the mixing rate of the average MDP is 0, so that under some policies a path depends on its "
-            "first state forever"
-        )
-    elif not math.isfinite(constants.coverage):
-        reason = "some policy avoids states with mass under mu (C is infinite); use mu without these states"
-    return None if reason is None else f"No number of samples N T is enough: {reason}"
-
-
 def samples_needed(constants: LearningConstants, iterations: int, delta: float) -> float:
     """Return the length of the shortest path that satisfies Lemma 4, or infinity."""
     n = 2.0
@@ -272,8 +254,6 @@ class Bound:
     theorem_1_prime: Terms
     oracle: tuple[Terms, Terms] | None
     """Both bounds with the measured e, if there is one."""
-    reason: str | None
-    """Why the bound is infinite for every number of samples, if it is."""
 
     @property
     def lemma_4_holds(self) -> bool:
@@ -306,9 +286,7 @@ class Bound:
             *("  " + line for line in table.splitlines()),
             f"  trivial bound 2 V_max = {self.trivial:.4g}",
         ]
-        if self.reason is not None:
-            lines.append(f"  {self.reason}.")
-        elif not self.lemma_4_holds:
+        if not self.lemma_4_holds:
             lines.append(
                 f"  Lemma 4 does not hold: it needs N T > {self.samples_needed:.3g} samples, there are "
                 f"{self.samples * self.tasks:.3g}. The high-probability bound is infinite."
@@ -392,5 +370,4 @@ def error_bound(
         theorem_1=forms[0][0],
         theorem_1_prime=forms[0][1],
         oracle=forms[1] if oracle_error is not None else None,
-        reason=own.reason or trained.reason or _unlearnable(learning),
     )  # fmt: skip

@@ -33,8 +33,6 @@ class Concentrability:
     """Upper bound of C', whose error is at most the tail."""
     second: Float[np.ndarray, "*batch"]
     """Upper bound of C'', whose error is at most the tail."""
-    reason: str | None = None
-    """Why the constants are infinite, if they are."""
 
 
 def _check_distribution(weights: Distribution, name: str, states: int) -> None:
@@ -98,7 +96,7 @@ def concentrability(
     first = (1 - gamma) * (gamma**m * c).sum(-1) + gamma ** (horizon + 1) * cap
     tail = ((horizon + 1) * gamma**horizon * (1 - gamma) + gamma ** (horizon + 1)) * cap
     second = (1 - gamma) ** 2 * (m[1:] * gamma ** (m[1:] - 1) * c[..., 1:]).sum(-1) + tail
-    return Concentrability(c, np.asarray(first), np.asarray(second), _reason(c, mu))
+    return Concentrability(c, np.asarray(first), np.asarray(second))
 
 
 def _reachable(kernel: np.ndarray, sigma: np.ndarray) -> np.ndarray:
@@ -112,18 +110,6 @@ def _reachable(kernel: np.ndarray, sigma: np.ndarray) -> np.ndarray:
 
 def _ratio(mass: np.ndarray, inverse: np.ndarray) -> np.ndarray:
     return np.multiply(mass, inverse, out=np.zeros(mass.shape), where=mass > 0)
-
-
-def _reason(c: np.ndarray, mu: np.ndarray) -> str | None:
-    if np.isfinite(c).all():
-        return None
-    empty = sorted({int(place[-1]) for place in np.argwhere(mu == 0)})
-    steps = int(np.argwhere(~np.isfinite(c))[:, -1].min())
-    when = "sigma has mass there" if steps == 0 else f"paths from sigma reach it in {steps} steps"
-    return (
-        f"mu has no mass on state {', '.join(map(str, empty))}, but {when}: the concentrability and every "
-        "bound built on it are infinite; give mu mass on every state that paths from sigma reach"
-    )
 
 
 def stationary_constant(kernel: Kernel, mu: Distribution) -> float:
