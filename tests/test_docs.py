@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.studies.registry import study_names
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -70,6 +72,34 @@ def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
         assert all(mark == "end" or mark.startswith(("table: ", "file: ")) for mark in marks), page
         assert "--8<--" not in text, page
         assert r"\(" not in re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.M | re.S), page
+
+
+def test_the_index_has_one_row_for_each_study_and_its_number_is_of_the_claim_it_names():
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    index = (ROOT / "docs" / "studies" / "index.md").read_text()
+    rows = re.findall(r"^\| \[.+?\]\(([a-z0-9-]+)\.md\)", index, flags=re.M)
+    assert rows == tables["studies"]()
+    assert set(study_names().values()) <= set(rows)
+    for study in rows:
+        verdict, _ = tables["answer"](study)
+        assert tables["STUDIES"][study].claim in verdict["claim"], study
+
+
+def test_no_cell_of_the_studies_is_long_and_all_pages_have_40000_words_without_generated_tables():
+    words = 0
+    for page in PAGES:
+        if "results" in page.parts:
+            continue
+        text = page.read_text(encoding="utf-8")
+        if page.parent.name == "studies" or page.name == "README.md":
+            lines = [line for line in text.splitlines() if line.startswith("|")]
+            cells = [len(cell.split()) for line in lines for cell in line.split("|")]
+            assert max(cells) <= 25, page
+        if page.parent.name == "studies":
+            text = re.sub(r"^\|.*$", "", text, flags=re.M)
+        text = re.sub(r"<!-- (table|file): .+? -->.*?<!-- end -->", "", text, flags=re.S)
+        words += len(text.split())
+    assert words <= 40_000
 
 
 def test_the_picture_on_the_front_page_and_its_caption_show_what_was_measured():
@@ -135,7 +165,7 @@ def test_verdicts_of_two_seeds_are_set_side_by_side(tmp_path):
     assert "| Figure 1 | 5 | 4 | 2 | 1 |" in page
     turned = [line.split(" | ")[1] for line in page.splitlines() if "](fig1.md)" in line]
     assert turned == ["b", "c"]
-    assert "holds: 1 [0.5, –] | does not hold: 1 [0.5, –]" in page
+    assert "+ 1.000 [0.500, –] | − 1.000 [0.500, –]" in page
     assert "- Figure 1: f" in page
 
 

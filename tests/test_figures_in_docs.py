@@ -100,11 +100,8 @@ def test_the_readme_has_eight_results():
     assert len(rows_with_figures("README.md")) == 8
 
 
-def test_the_readme_is_short_and_so_are_its_cells():
-    text = (ROOT / "README.md").read_text()
-    assert 500 <= len(text.split()) <= 700
-    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split("|")]
-    assert max(len(cell.split()) for cell in cells) <= 25
+def test_the_readme_is_short():
+    assert 500 <= len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def names_in(file):
