@@ -35,7 +35,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from table import as_markdown, markdown_table  # noqa: E402
 
 
-
 class Headline(NamedTuple):
     """How a study is introduced: its name, its question, and the claim whose number answers it first."""
 
