@@ -47,12 +47,6 @@ class Headline(NamedTuple):
 
 
 STUDIES = {
-    "charging": Headline(
-        "Charging",
-        "Does one learned policy deliver more energy to cars than the best of eight rules?",
-        "the best scheduler there (JPL, 2019, new stations, feeder 15%)",
-        "points of demand, JPL's new stations",
-    ),
     "fig1": Headline(
         "Figure 1",
         "Do random permutations of 20 examples replace real examples?",
@@ -145,6 +139,12 @@ STUDIES = {
         "points of accuracy against FedAvgM, mean of kinds",
         100,
     ),
+    "charging": Headline(
+        "Charging",
+        "Does one learned policy deliver more energy to cars than the best of eight rules?",
+        "the best scheduler there (JPL, 2019, new stations, feeder 15%)",
+        "points of demand, JPL's new stations",
+    ),
 }
 """The studies in the order of the pages."""
 MARKS = {"holds": "+", "not-established": "=", "does-not-hold": "−"}
@@ -234,7 +234,7 @@ def verdict_table(verdicts: Sequence[dict[str, Any]]) -> str:
         whose = "paper" if one["paper"] else "ours"
         row = [claim, mark(one), estimate(one), detail or "–", str(one["n"]), whose]
         rows.append([*row, ", ".join(levels) or "–"] if with_levels else row)
-    heads = ["claim", "mark", "estimate, 95 % interval", "measured as", "n", "whose"]
+    heads = ["claim", "mark", "estimate, 95 % interval", "measure or setting", "n", "whose"]
     return markdown_table([*heads, "levels"] if with_levels else heads, rows)
 
 
