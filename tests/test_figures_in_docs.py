@@ -1,8 +1,10 @@
 """What the README and the pages of the paper say is what studies found, and what they name is there."""
 
 import ast
+import hashlib
 import json
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +104,33 @@ def test_the_readme_has_eight_results():
 
 def test_the_readme_is_short():
     assert 500 <= len((ROOT / "README.md").read_text().split()) <= 700
+
+
+def test_every_picture_belongs_to_committed_numbers():
+    """A study's picture has the checksum of its run, whose rows give its table (`test_committed`)."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {
+        (page.parent / place).resolve().relative_to(ROOT)
+        for page in pages
+        for place in re.findall(r"!\[[^\]]*\]\(([^)]+\.png)\)", page.read_text())
+    }
+    assert shown == {file.relative_to(ROOT) for file in (ROOT / "docs").rglob("*.png")}
+    others = {Path("docs/assets/overview.png"), Path("docs/assets/certificate.png")}
+    for folder in {file.parent for file in shown - others}:
+        sums = dict(reversed(line.split()) for line in (ROOT / folder / "SHA256SUMS").open())
+        for figure in json.loads((ROOT / folder / "study.json").read_text())["figures"]:
+            for name in (figure["picture"], figure["table"]):
+                file = (ROOT / folder / name).read_bytes()
+                assert hashlib.sha256(file).hexdigest() == sums[name], (folder, name)
+
+
+def test_the_picture_of_a_certificate_shows_the_numbers_beside_it():
+    found = runpy.run_path(str(ROOT / "docs" / "certificate.py"))
+    measured = pd.read_csv(found["FILE"].with_suffix(".csv"))
+    pd.testing.assert_frame_equal(found["certificate"].to_frame(), measured, rtol=1e-4, atol=1e-5)
+    better, worse = found["certificate"].plot().axes[0].lines[:2]
+    for line, name in ((better, "better"), (worse, "worse")):
+        np.testing.assert_allclose(line.get_ydata()[1:], measured[name], rtol=1e-4)
 
 
 def names_in(file):

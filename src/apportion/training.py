@@ -248,8 +248,7 @@ def train(
 
     Notes
     -----
-    The first compilation can take a minute. The logger `apportion` reports it, and each chunk, at INFO:
-    `logging.basicConfig(level=logging.INFO)` shows them.
+    The first compilation can take a minute; the logger `apportion` reports it, and each chunk, at INFO.
 
     Priorities and scorer are the paper's by default. Memory is not: it starts with an episode of equal
     shares, batches start uniformly, the policy acts for half a batch after an update and continues in the

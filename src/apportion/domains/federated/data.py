@@ -39,9 +39,7 @@ class Digits:
     """Images in [0, 1] with labels, and which of them belong to the server."""
 
     images: np.ndarray
-    """Pixels, (images, height, width)."""
     labels: np.ndarray
-    """Class of each image."""
     server: np.ndarray
     """Images that no client holds: the evaluation and test sets come from them."""
 
