@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- file: .+? -->.*?<!-- end -->", re.DOTALL)
 TUTORIALS = ROOT / "docs" / "tutorials"
-TRAINING = ("how-to.md", "federation.md")
+TRAINING = ("how-to.md",)
 """Pages whose blocks train for long: `make test` asks them for their imports alone."""
 
 
