@@ -3,13 +3,12 @@
     python benchmarks/certificates.py
 
 Trains a charging, a portfolio and a federated policy as the page says, and certifies them; simulates gains
-of known mean besides. Writes table.csv, simulated.csv and certificate.json to docs/results/certificates,
-and docs/assets/certificate.png. Tests take their gains from here.
+of known mean besides. Writes table.csv, simulated.csv and certificate.json to docs/results/certificates.
+Tests take their gains from here.
 """
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -203,7 +202,6 @@ def certified(runs: Path) -> pd.DataFrame:
         found = json.loads((out / "certificate.json").read_text())
         bets = pd.read_csv(out / "certificate.csv", dtype={"period": str})
         if not rows:
-            shutil.copy(out / "certificate.png", DOCS / "assets" / "certificate.png")
             (RESULTS / "certificate.json").write_text(json.dumps(found, indent=1) + "\n")
         row = {"name": name, "trained": f"apportion {TRAINED[run]}", "certified": options}
         row |= {key: found[key] for key in COLUMNS}

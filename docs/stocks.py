@@ -1,4 +1,4 @@
-"""Builds the price file of the portfolio studies from its public source: python docs/stocks.py FILE.parquet
+"""Builds the price file of the portfolio studies from its public source.
 
     python docs/stocks.py FILE.parquet            downloads 68 files, about 35 MB, and builds
     python docs/stocks.py FILE.parquet FOLDER     builds from the files TICKER.csv of a folder

@@ -11,17 +11,18 @@ made from docs/results.
 
 import ast
 import json
+import math
 import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from apportion.certify.statistics import compare, in_words
+from apportion.certify.statistics import compare
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,36 +34,140 @@ NAVIGATION = re.compile(r"(?<=- studies/index\.md\n)(      - .+: studies/.+\.md\
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from table import as_markdown, markdown_table  # noqa: E402
 
-LABELS = {
-    "charging": "Charging",
-    "fig1": "Figure 1",
-    "fig2": "Figure 2",
-    "fig3-4": "Figures 3 and 4",
-    "literal": "Departures put back",
-    "fig5": "Figure 5",
-    "fig6": "Figure 6",
-    "mechanisms": "Mechanisms",
-    "bound": "The bound",
-    "corollary2": "Orderings and subsets",
-    "equivariance": "Shared or plain networks",
-    "crossover": "When to pool",
-    "recipe": "A practical policy",
-    "recipe-sp500": "The same on 20 stocks",
-    "prioritisation": "Where priorities pay",
-    "federations": "Other federations",
+
+class Headline(NamedTuple):
+    """How a study is introduced: its name, its question, and the claim whose number answers it first."""
+
+    label: str
+    question: str
+    claim: str
+    """Start or part of the claim; without a match, the study's first claim is shown."""
+    unit: str
+    factor: float = 1
+
+
+STUDIES = {
+    "fig1": Headline(
+        "Figure 1",
+        "Do random permutations of 20 examples replace real examples?",
+        "eps = 0: permuting 20 examples up to 2000 lowers their regret",
+        "of regret saved with identical entities",
+    ),
+    "fig2": Headline(
+        "Figure 2",
+        "Does a task's score predict its gradient and its progress?",
+        "a minibatch's score and gradient norm are correlated",
+        "rank correlation of score and gradient norm",
+    ),
+    "fig3-4": Headline(
+        "Figures 3 and 4",
+        "Does multi-task learning beat single-task learning and equal shares on stocks?",
+        "P-MTL with 30 tasks beats STL at equal epochs (108,000 updates against 3,600), over",
+        "points a year, P-MTL against STL, 2013–19",
+    ),
+    "literal": Headline(
+        "Departures put back",
+        "Does Algorithm 1 learn exactly as printed, and do the values left open matter?",
+        "the paper as printed: P-MTL beats STL at equal epochs",
+        "points in 2019, P-MTL against STL as printed",
+    ),
+    "fig5": Headline(
+        "Figure 5",
+        "Does a multi-task policy leave equal shares, and does it pay?",
+        "the multi-task policy strays further from equal shares than stl, few epochs",
+        "of mean deviation from equal shares, against STL",
+    ),
+    "fig6": Headline(
+        "Figure 6",
+        "Does learned aggregation of federated models beat FedAvg?",
+        "MTL beats FedAvg in final test accuracy (unseen clients",
+        "points of accuracy on MNIST",
+        100,
+    ),
+    "mechanisms": Headline(
+        "Mechanisms",
+        "Why does multi-task learning help: generalisation or stability?",
+        "MTL gains more than STL in the test year",
+        "points in the test year, MTL against STL",
+    ),
+    "bound": Headline(
+        "The bound",
+        "Does Theorem 1 hold once its constants are corrected?",
+        "suboptimality exceeds Theorem 1, constants corrected, in no run",
+        "of all runs exceed the bound",
+    ),
+    "corollary2": Headline(
+        "Orderings and subsets",
+        "Do all subsets of the entities give a gain that is exponential in their size?",
+        "subsets: the gain is exponential in m",
+        "in the log of the gain per entity",
+    ),
+    "equivariance": Headline(
+        "Shared or plain networks",
+        "Does a network shared by all entities need less data than a plain one?",
+        "entities alike: the equivariant network regrets less, at every size",
+        "of regret saved, least over all sizes",
+    ),
+    "crossover": Headline(
+        "When to pool",
+        "When does learning from all tasks together beat learning from one?",
+        "equal tasks, N = 144: pooling beats learning alone",
+        "of suboptimality saved with equal tasks and few samples",
+    ),
+    "recipe": Headline(
+        "A practical policy",
+        "Does a policy made for practice beat equal shares that trade rarely?",
+        "the practical policy beats lazy Equal CRP on held-out tasks",
+        "log points a year on stocks never seen",
+    ),
+    "recipe-sp500": Headline(
+        "The same on 20 stocks",
+        "Does it on 20 stocks over 22 years?",
+        "the practical policy beats lazy Equal CRP on held-out tasks",
+        "log points a year on stocks never seen",
+    ),
+    "prioritisation": Headline(
+        "Where priorities pay",
+        "When does drawing tasks by priority beat drawing them uniformly?",
+        "paper's score, alpha 0.5, beta 1 beats uniform MTL with 8 of 32",
+        "of log growth a year if 8 of 32 tasks are informative",
+    ),
+    "federations": Headline(
+        "Other federations",
+        "Does one policy serve every kind of federation?",
+        "perceptron, 200 samples: ahead of FedAvgM, mean of kinds",
+        "points of accuracy against FedAvgM, mean of kinds",
+        100,
+    ),
+    "charging": Headline(
+        "Charging",
+        "Does one learned policy deliver more energy to cars than the best of eight rules?",
+        "the best scheduler there (JPL, 2019, new stations, feeder 15%)",
+        "points of demand, JPL's new stations",
+    ),
 }
-"""What the studies are called on the pages, in their order."""
-VERDICT = ("claim", "whose", "verdict", "before Holm", "levels", "estimate", "95 % interval", "n")
+"""The studies in the order of the pages."""
+MARKS = {"holds": "+", "not-established": "=", "does-not-hold": "−"}
+LONGEST_CELL = 25
+"""Words in a cell of a table."""
 
 
 def studies(results: Path = RESULTS) -> list[str]:
-    """Those with results, in the order of their labels; others follow by name."""
+    """Return the studies with results, in the order of the pages; unknown ones follow by name."""
     found = {path.parent.name for path in results.glob("*/verdict.json")}
-    return [*(name for name in LABELS if name in found), *sorted(found - LABELS.keys())]
+    return [*(name for name in STUDIES if name in found), *sorted(found - STUDIES.keys())]
+
+
+def headline(study: str) -> Headline:
+    """Return the introduction of a study; an unknown study is introduced by its title."""
+    if study in STUDIES:
+        return STUDIES[study]
+    title = about_study(study)["figures"][0]["title"]
+    return Headline(study.replace("-", " ").capitalize(), title, "", "")
 
 
 def label(study: str) -> str:
-    return LABELS.get(study, study.replace("-", " ").capitalize())
+    return STUDIES[study].label if study in STUDIES else study.replace("-", " ").capitalize()
 
 
 def verdicts_of(study: str, results: Path = RESULTS) -> list[dict[str, Any]]:
@@ -73,59 +178,116 @@ def about_study(study: str, results: Path = RESULTS) -> dict[str, Any]:
     return json.loads((results / study / "study.json").read_text())
 
 
-def verdict_row(verdict: dict[str, Any]) -> list[str]:
-    """A claim, its outcome after Holm, the one before if that differs, and the levels compared."""
-    low, high = (significant(end) for end in verdict["interval"])
-    said, before = in_words(decision(verdict)), in_words(verdict["outcome"])
-    levels = (f"{name} {significant(level)}" for name, level in verdict.get("levels", {}).items())
-    return [
-        verdict["claim"],
-        "the paper's" if verdict["paper"] else "ours",
-        f"**{said}**" if said == "holds" else said,
-        before if before != said else "–",
-        ", ".join(levels) or "–",
-        significant(verdict["estimate"]),
-        f"[{low}, {high}]",
-        str(verdict["n"]),
-    ]
-
-
 def decision(verdict: dict[str, Any]) -> str:
-    """The outcome after Holm; an exact statement has none."""
+    """Return the outcome after Holm's adjustment; an exact statement has none."""
     return verdict.get("adjusted") or verdict["outcome"]
 
 
-def significant(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def mark(verdict: dict[str, Any]) -> str:
+    """Return the mark of a verdict, followed by the one before Holm's adjustment if that differs."""
+    after, before = MARKS[decision(verdict)], MARKS[verdict["outcome"]]
+    return after if after == before else f"{after} ({before} alone)"
+
+
+def estimate(verdict: dict[str, Any], factor: float = 1) -> str:
+    """Format an estimate and its interval to three digits of the interval's width.
+
+    >>> estimate({"estimate": 0.0095042, "interval": [0.0069525, 0.0120558]}, 100)
+    '0.950 [0.695, 1.206]'
+    >>> estimate({"estimate": -2.0, "interval": [None, 0.5]})
+    '−2.00 [–, 0.50]'
+    """
+    numbers = [verdict["estimate"], *verdict["interval"]]
+    scaled = [None if number is None else factor * number for number in numbers]
+    known = [number for number in scaled if number is not None]
+    width = max(known) - min(known) or max(map(abs, known)) or 1
+    digits = min(max(2 - math.floor(math.log10(width)), 0), 6)
+    shown = ["–" if number is None else f"{number:.{digits}f}" for number in scaled]
+    value, low, high = (re.sub(r"^-?0\.?0*$", "0", text).replace("-", "−") for text in shown)
+    return f"{value} [{low}, {high}]"
+
+
+def claim_and_detail(claim: str) -> tuple[str, str]:
+    """Split off a claim's last parenthesis, and further ones while the claim is too long for a cell.
+
+    >>> claim_and_detail("regret falls (slope of log regret)")
+    ('regret falls', 'slope of log regret')
+    """
+    details: list[str] = []
+    while found := re.search(r" \(([^()]+)\)(?=[^()]*$)", claim):
+        if found.end() < len(claim) and len(claim.split()) <= LONGEST_CELL:
+            break
+        details.insert(0, found[1])
+        claim = claim[: found.start()] + claim[found.end() :]
+        if len(claim.split()) <= LONGEST_CELL:
+            break
+    return claim, "; ".join(details)
+
+
+def verdict_table(verdicts: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each claim: its mark and its estimate with the interval."""
+    with_levels = any(one.get("levels") for one in verdicts)
+    rows = []
+    for one in verdicts:
+        claim, detail = claim_and_detail(one["claim"])
+        levels = (f"{name} {level:.4g}" for name, level in (one.get("levels") or {}).items())
+        whose = "paper" if one["paper"] else "ours"
+        row = [claim, mark(one), estimate(one), detail or "–", str(one["n"]), whose]
+        rows.append([*row, ", ".join(levels) or "–"] if with_levels else row)
+    heads = ["claim", "mark", "estimate, 95 % interval", "measure or setting", "n", "whose"]
+    return markdown_table([*heads, "levels"] if with_levels else heads, rows)
+
+
+def answer(study: str) -> tuple[dict[str, Any], str]:
+    """Return the verdict that a study is introduced with, and its result in words."""
+    about, verdicts = headline(study), verdicts_of(study)
+    found = [one for one in verdicts if about.claim in one["claim"]]
+    verdict = (found or sorted(verdicts, key=lambda one: not one["paper"]))[0]
+    # The unit describes the claim of the headline, no other one.
+    if not found:
+        return verdict, f"{estimate(verdict)}: {verdict['claim']}"
+    return verdict, f"{estimate(verdict, about.factor)} {about.unit}".strip()
+
+
+def count_of_marks(verdicts: Sequence[dict[str, Any]]) -> str:
+    """Return how many claims hold, are not established and do not hold."""
+    found = [decision(one) for one in verdicts]
+    counts = [f"{found.count(outcome)} {MARKS[outcome]}" for outcome in MARKS]
+    return f"{len(found)} claims: {', '.join(counts)}."
 
 
 def study_page(study: str) -> str:
-    """What a study asks, and for each of its figures what to take away, the verdicts and the picture."""
+    """Return a study's page: the question, a picture, the claims with marks, then the details."""
     folder, about = RESULTS / study, about_study(study)
     figures, verdicts = about["figures"], verdicts_of(study)
     alone = len(figures) == 1
+    verdict, result = answer(study)
     lines = [
         f"# {figures[0]['title'] if alone else label(study)}",
         "",
-        description(about["name"]),
+        f"**{headline(study).question}**",
+        "",
+        f"**{MARKS[decision(verdict)]}** {result}.",
         "",
     ]
-    lines += ["Made by", "", "```bash", about["command"], "```", ""]
-    if (readme := folder / "README.md").exists():
-        text = [line for line in readme.read_text().splitlines() if not line.startswith("    ")]
-        lines += [" ".join(" ".join(text).removeprefix("Made by").split()), ""]
     for figure in figures:
         own = [one for one in verdicts if alone or one["figure"] == figure["name"]]
-        lines += [] if alone else [f"## {figure['title']}", ""]
-        lines += [f"- {escaped(note)}" for note in figure["notes"]]
-        lines += ["", markdown_table(VERDICT, map(verdict_row, own)), ""]
         place = f"../results/{study}/{figure['picture']}"
+        lines += [] if alone else [f"## {figure['title']}", ""]
         lines += [f"[![{escaped(figure['title'])}]({place})]({place})", ""]
+        if own:
+            lines += [f"{count_of_marks(own)} [How to read it](index.md).", ""]
+            lines += [verdict_table(own), ""]
+        lines += [f"- {escaped(note)}" for note in figure["notes"]]
+        lines += [""]
         if figure["name"] in SHOWN_TABLES:
             lines += [SHOWN_TABLES[figure["name"]](folder / figure["table"]), ""]
         lines += [f"All numbers: [{figure['table']}](../results/{study}/{figure['table']}).", ""]
+    lines += ["## Details", "", description(about["name"]), ""]
+    lines += ["```bash", about["command"], "```", ""]
+    if (readme := folder / "README.md").exists():
+        text = [line for line in readme.read_text().splitlines() if not line.startswith("    ")]
+        lines += [" ".join(" ".join(text).removeprefix("Made by").split()), ""]
     lines += [f"Settings, versions and device: [study.json](../results/{study}/study.json)."]
     return "\n".join(lines) + "\n"
 
@@ -193,13 +355,13 @@ def escaped(text: str) -> str:
 
 
 def all_studies() -> str:
-    """A row for each claim of each study."""
-    rows = [
-        [f"[{label(study)}]({study}.md)", *verdict_row(verdict)]
-        for study in studies()
-        for verdict in verdicts_of(study)
-    ]
-    return markdown_table(["study", *VERDICT], rows)
+    """Return one row for each study: its question, and the mark and number that answer it first."""
+    rows = []
+    for study in studies():
+        verdict, result = answer(study)
+        page = f"[{label(study)}]({study}.md)"
+        rows.append([page, headline(study).question, MARKS[decision(verdict)], result])
+    return markdown_table(["study", "question", "mark", "result"], rows)
 
 
 def stability(results: Path = RESULTS) -> str | None:
@@ -255,8 +417,7 @@ def stability(results: Path = RESULTS) -> str | None:
 
 def beside(verdict: dict[str, Any]) -> str:
     """A verdict's outcome with its estimate and interval."""
-    low, high = (significant(end) for end in verdict["interval"])
-    return f"{in_words(decision(verdict))}: {significant(verdict['estimate'])} [{low}, {high}]"
+    return f"{MARKS[decision(verdict)]} {estimate(verdict)}"
 
 
 def coverage() -> str:

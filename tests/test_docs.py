@@ -1,6 +1,7 @@
 """Every Python block of the documentation and the README runs, and what is generated on it is current."""
 
 import ast
+import base64
 import json
 import logging
 import re
@@ -11,11 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.studies.registry import study_names
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- file: .+? -->.*?<!-- end -->", re.DOTALL)
-TRAINING = ("how-to.md", "scale-out.md", "own-problem.md", "first-portfolio.md", "federation.md")
+TUTORIALS = ROOT / "docs" / "tutorials"
+TRAINING = ("how-to.md",)
 """Pages whose blocks train for long: `make test` asks them for their imports alone."""
 
 
@@ -56,6 +60,49 @@ def test_everything_that_a_long_page_imports_is_there():
             run(page, only=lambda statement: isinstance(statement, ast.Import | ast.ImportFrom))
 
 
+def read_notebooks():
+    found = {path: json.loads(path.read_text("utf-8")) for path in TUTORIALS.glob("*.ipynb")}
+    assert len(found) >= 3
+    return found
+
+
+def shape_of_outputs(notebook):
+    """Kinds of the outputs and their text without numbers, which differ between machines."""
+    shapes = []
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            text = "".join(output.get("text") or data["text/plain"])
+            words = re.sub(r"[-+−]?\d[\d.,e+-]*", "#", text).split()
+            shapes.append((output["output_type"], sorted(data), words))
+    return shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [path.stem for path in sorted(TUTORIALS.glob("*.ipynb"))])
+def test_the_notebook_runs_and_its_committed_outputs_have_the_form_of_fresh_ones(name):
+    notebook = read_notebooks()[TUTORIALS / f"{name}.ipynb"]
+    fresh = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["execute"](notebook)
+    assert shape_of_outputs(fresh) == shape_of_outputs(notebook)
+
+
+def test_notebooks_are_committed_with_all_outputs_and_small_described_pictures():
+    example = (ROOT / "examples" / "02_your_own_problem.py").read_text()
+    for path, notebook in read_notebooks().items():
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), path
+        pictures = 0
+        for cell in code:
+            for output in cell["outputs"]:
+                if image := output.get("data", {}).get("image/png"):
+                    pictures += 1
+                    assert len(base64.b64decode(image)) <= 60_000, path
+                    assert cell["metadata"]["alt"], path
+            if "class Cache" in "".join(cell["source"]):
+                assert "".join(cell["source"]) in example
+        assert pictures, path
+
+
 def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     stale = [
@@ -70,6 +117,37 @@ def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
         assert all(mark == "end" or mark.startswith(("table: ", "file: ")) for mark in marks), page
         assert "--8<--" not in text, page
         assert r"\(" not in re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.M | re.S), page
+
+
+def test_the_index_has_one_row_for_each_study_and_its_number_is_of_the_claim_it_names():
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    index = (ROOT / "docs" / "studies" / "index.md").read_text()
+    rows = re.findall(r"^\| \[.+?\]\(([a-z0-9-]+)\.md\)", index, flags=re.M)
+    assert rows == tables["studies"]()
+    assert set(study_names().values()) <= set(rows)
+    for study in rows:
+        verdict, _ = tables["answer"](study)
+        assert tables["STUDIES"][study].claim in verdict["claim"], study
+
+
+def test_no_cell_of_the_studies_is_long_and_all_pages_have_40000_words_without_generated_tables():
+    words = 0
+    for page in PAGES:
+        if "results" in page.parts:
+            continue
+        text = page.read_text(encoding="utf-8")
+        if page.parent.name == "studies" or page.name == "README.md":
+            lines = [line for line in text.splitlines() if line.startswith("|")]
+            cells = [len(cell.split()) for line in lines for cell in line.split("|")]
+            assert max(cells) <= 25, page
+        if page.parent.name == "studies":
+            text = re.sub(r"^\|.*$", "", text, flags=re.M)
+        text = re.sub(r"<!-- (table|file): .+? -->.*?<!-- end -->", "", text, flags=re.S)
+        words += len(text.split())
+    for notebook in read_notebooks().values():
+        text = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+        words += sum(len("".join(lines).split()) for lines in text)
+    assert words <= 40_000
 
 
 def test_the_picture_on_the_front_page_and_its_caption_show_what_was_measured():
@@ -135,7 +213,7 @@ def test_verdicts_of_two_seeds_are_set_side_by_side(tmp_path):
     assert "| Figure 1 | 5 | 4 | 2 | 1 |" in page
     turned = [line.split(" | ")[1] for line in page.splitlines() if "](fig1.md)" in line]
     assert turned == ["b", "c"]
-    assert "holds: 1 [0.5, –] | does not hold: 1 [0.5, –]" in page
+    assert "+ 1.000 [0.500, –] | − 1.000 [0.500, –]" in page
     assert "- Figure 1: f" in page
 
 

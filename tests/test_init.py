@@ -1,26 +1,53 @@
 """What `import apportion` gives, and that it costs no JAX until a name is used."""
 
+import ast
+import inspect
+import itertools
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 
 import pytest
+from docstring_parser import DocstringStyle, parse
 
 import apportion
+import apportion.domains.federated
 import apportion.domains.portfolio
 
 
-@pytest.mark.parametrize("package", [apportion, apportion.domains.portfolio])
-def test_every_exported_name_is_there(package):
+def documented_fields(kind):
+    """Return the fields of a class and its bases that have a docstring below them."""
+    found = set()
+    for base in (base for base in kind.__mro__ if base.__module__.startswith("apportion")):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for field, below in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found.add(field.target.id)
+    return found
+
+
+@pytest.mark.parametrize(
+    "package", [apportion, apportion.domains.portfolio, apportion.domains.federated]
+)
+def test_every_exported_name_is_there_and_documents_its_parameters(package):
     assert package.__all__ == dir(package)
     for name in package.__all__:
-        assert getattr(package, name).__name__ == name
+        exported = getattr(package, name)
+        if name.isupper():  # a constant
+            continue
+        assert exported.__name__ == name
+        text = parse(inspect.getdoc(exported), DocstringStyle.NUMPYDOC)
+        documented = {part.strip(" *") for one in text.params for part in one.arg_name.split(",")}
+        if inspect.isclass(exported):
+            documented |= documented_fields(exported)
+        assert set(inspect.signature(exported).parameters) <= documented, name
 
 
 def test_importing_starts_no_jax():
     code = """
 import sys, apportion, apportion.domains.portfolio as portfolio
-from apportion.domains.federated import Digits
+from apportion.domains.federated import embedded_digits
 from apportion.domains.federated.domain import DOMAIN
 dir(apportion), dir(portfolio), DOMAIN.settings()
 assert 'jax' not in sys.modules

@@ -26,7 +26,7 @@ def test_words_are_found_in_comments_and_strings_but_not_in_names():
 
 def test_no_refused_word_is_used():
     code = [file for src in ("src", "packages/*/src") for file in ROOT.glob(f"{src}/**/*.py")]
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.md"), ROOT / "README.md"]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/tutorials/*.*"), ROOT / "README.md"]
     found = {str(file.relative_to(ROOT)): refused_in_code(file.read_text("utf-8")) for file in code}
     found |= {str(p.relative_to(ROOT)): REFUSED.findall(p.read_text("utf-8")) for p in pages}
     assert len(found) > 100

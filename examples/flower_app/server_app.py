@@ -20,7 +20,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation
-from apportion.domains.federated import embedded_digits, paper_split, skewed_tasks
+from apportion.domains.federated.data import embedded_digits, paper_split, skewed_tasks
 
 CLIENTS = 10
 BACKEND = {

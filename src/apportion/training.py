@@ -248,24 +248,12 @@ def train(
 
     Notes
     -----
-    The first compilation can take a minute. The logger `apportion` reports it, and each chunk, at INFO:
-    `logging.basicConfig(level=logging.INFO)` shows them.
+    The first compilation can take a minute; the logger `apportion` reports it, and each chunk, at INFO.
 
-    Priorities and scorer are the paper's by default. Memory is not, because the paper's covers only the
-    first periods of an episode until a task has been sampled many times:
-
-    ============================  ============================  ====================================
-    setting                       default                       paper
-    ============================  ============================  ====================================
-    memory before the first step  an episode of equal shares    empty
-    start of a batch              uniform                       geometric, favouring recent periods
-    periods acted, n_e            half a batch                  not given; `Replay.paper()` uses 10
-    at the end of an episode      acting continues in the next  acting stops
-    exploration noise             none                          some, not specified
-    ============================  ============================  ====================================
-
-    `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs it with
-    the memory that the algorithm prints; n_e and the noise are our choice.
+    Priorities and scorer are the paper's by default. Memory is not: it starts with an episode of equal
+    shares, batches start uniformly, the policy acts for half a batch after an update and continues in the
+    next episode, without noise. `train(..., replay=Replay.paper(), explore=GaussianLogits(0.1))` runs it
+    with the memory that the algorithm prints; n_e and the noise are our choice.
 
     Examples
     --------

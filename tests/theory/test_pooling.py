@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from apportion.certify.statistics import Estimate
 from apportion.errors import InputError
 from apportion.theory import random_family
 from apportion.theory.pooling import (
-    Pooling,
     Transitions,
     draw_counts,
     draw_transitions,
@@ -71,11 +69,3 @@ def test_samples_without_a_second_one_of_any_cell_are_refused():
     each = np.arange(2)
     with pytest.raises(InputError, match="no state-action pair of a task has two samples"):
         should_pool(Transitions(each, each, each, np.ones(2), each), gamma=0.7)
-
-
-def test_the_crossover_is_where_the_noise_saved_equals_the_distance():
-    near, far = Estimate(0.0, 0.0, 0.2, 400), Estimate(0.1, 0.05, 0.2, 400)
-    errors = np.array([0.5, 0.5]), np.array([0.3, 0.3])
-    found = Pooling(np.array([100, 100]), (near, far), far, *errors)
-    # 100 samples leave .5^2 - .3^2 = .16 to save; at 1600 it is .01, the distance squared.
-    np.testing.assert_allclose(found.crossovers, [np.inf, 1600])

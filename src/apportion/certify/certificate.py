@@ -351,7 +351,7 @@ class Certificate:
         )
 
     def plot(self) -> Figure:
-        """The wealth of both bets, and below it the mean gain with its bounds."""
+        """Plot the wealth of both bets, and below it the mean gain with its bounds."""
         g, bets = self.gains, np.arange(1, len(self.means) + 1)
         figure = Figure(figsize=(8, 5.5), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])

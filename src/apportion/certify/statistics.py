@@ -51,7 +51,7 @@ class Estimate:
 
 
 def outcome(holds: bool, interval: Sequence[float | None]) -> Outcome:
-    """What may be said of a claim that a number is above 0: an interval around 0 establishes nothing.
+    """Return the outcome of a claim that a number is above 0; an interval around 0 decides nothing.
 
     >>> outcome(False, (-0.1, 0.3)), outcome(False, (-0.3, -0.1))
     ('not-established', 'does-not-hold')
@@ -63,7 +63,7 @@ def outcome(holds: bool, interval: Sequence[float | None]) -> Outcome:
 
 
 def judge(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) -> Outcome:
-    """What an interval says of the claim that the truth lies between two bounds.
+    """Return the outcome of the claim that the truth is between two bounds.
 
     >>> judge(Estimate(1.0, 0.5, 1.5, 9), above=0), judge(Estimate(1.0, 0.5, 1.5, 9), below=0.4)
     ('holds', 'does-not-hold')
@@ -75,7 +75,7 @@ def judge(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) 
 
 
 def in_words(outcome: str) -> str:
-    """An outcome as it is read.
+    """Return an outcome without hyphens.
 
     >>> in_words("not-established")
     'not established'
@@ -84,7 +84,7 @@ def in_words(outcome: str) -> str:
 
 
 def p_value(estimate: Estimate, *, above: float = -np.inf, below: float = np.inf) -> float | None:
-    """The level from which on `judge` would say something: 1 - p is the widest interval that decides.
+    """Return the level at which `judge` begins to decide: 1 - p is the widest interval that does.
 
     For a bound on one side it is the two-sided p-value of that bound.
     """

@@ -1,6 +1,4 @@
-"""Interface of a learner, the paper's "chosen RL approach": it updates the policy with a batch of one
-task, whose loss is weighted by the importance weight w_t.
-"""
+"""Interface of a learner, the paper's "chosen RL approach": it updates the policy with a weighted batch."""
 
 from abc import abstractmethod
 

@@ -278,9 +278,7 @@ def _scaled_by_period(
 def _advantages_over(
     values: Float[Array, "rollouts after"], seen: _Experience, gamma: Scalar
 ) -> Float[Array, "rollouts time"]:
-    """Return each action's return minus V; after truncation the next state has the value V, after
-    termination 0.
-    """
+    """Return each action's return minus V; V continues a truncated episode, 0 a terminated one."""
 
     def back(later, period):
         reward, value, following, terminated, ended = period

@@ -171,9 +171,7 @@ class Run:
             old.unlink()
 
     def newest_checkpoint(self) -> "tuple[int, dict[str, np.ndarray], dict[str, Any]] | None":
-        """Return step, arrays and description of the newest valid checkpoint; skip damaged ones with a
-        warning.
-        """
+        """Return step, arrays and description of the newest valid checkpoint; warn of damaged ones."""
         for path in sorted(self._checkpoints.glob("step-*.safetensors"), reverse=True):
             try:
                 arrays, about = read_arrays(path)

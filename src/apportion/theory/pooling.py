@@ -60,9 +60,7 @@ def draw_counts(mdp: MDP, samples: int, *, noise: float = 0.1, rng: np.random.Ge
 
 @dataclass(frozen=True)
 class Transitions:
-    """Samples of several finite tasks, one transition per element; tasks, states and actions are numbers
-    from 0.
-    """
+    """Transitions of several finite tasks; tasks, states and actions are numbers from 0."""
 
     task: Int[np.ndarray, " batch"]
     state: Int[np.ndarray, " batch"]
@@ -134,9 +132,7 @@ class _Cells:
 
 
 def _squared_errors(cells: _Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Squared standard errors per task, averaged over the state-action pairs: of the task's cell means,
-    of the average task's cell means, and of their difference.
-    """
+    """Return squared standard errors per task: of its cell means, of the average task's, of the gap."""
     n, variance = cells.counts[0], cells.variances[0]
     weight = n.sum(0) / n.sum()
     # One variance per state-action pair, from all tasks: two samples in a cell are too few for one.
@@ -183,13 +179,6 @@ class Pooling:
         if self.distance.high**2 < room:
             return "pool"
         return "do not pool" if self.distance.low**2 > room else "unclear"
-
-    @property
-    def crossovers(self) -> Float[np.ndarray, " tasks"]:
-        """Number of samples above which each task is expected to do better alone."""
-        squared = np.array([distance.value for distance in self.distances]) ** 2
-        with np.errstate(divide="ignore"):
-            return np.where(squared > 0, self.samples * self.room / squared, np.inf)
 
 
 def should_pool(transitions: Transitions, *, gamma: float, resamples: int = 400) -> Pooling:

@@ -123,6 +123,7 @@ class Fixed(Memoryless):
     """The same shares every round, by the client's position in the task."""
 
     shares: Shares
+    """Share of each position, scaled to sum to one over the clients that take part."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         shares = jnp.where(received.mask, self.shares, 0.0)
@@ -345,6 +346,15 @@ def run_episodes(
     """Run one episode of every task, each with its own key, and test the aggregate in every round.
 
     Equal keys give equal initial models and batches, so that aggregators can be compared in pairs.
+
+    Parameters
+    ----------
+    federation : Federation
+        The problem.
+    aggregator : Aggregator
+        Combines the models of every round, such as `UNIFORM` or `Fixed`.
+    tasks, keys : Task, PRNGKey
+        Clients and key of each episode.
     """
 
     def episode(task, key):

@@ -157,12 +157,18 @@ def load_images(path: Path | str) -> Digits:
 
 
 def read_digits(settings: FederationSettings) -> Digits:
-    """Read the images that the settings name, at full size."""
+    """Read the images that the settings name, at full size.
+
+    Parameters
+    ----------
+    settings : FederationSettings
+        Its `images` is the file; None reads the embedded digits.
+    """
     return embedded_digits() if settings.images is None else load_images(settings.images)
 
 
 def halves(digits: Digits) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the clients' images for training federations and for unseen ones."""
+    """Return the indices of the clients' images for training federations and for unseen ones."""
     places = np.random.default_rng(7).permutation(np.flatnonzero(~digits.server))
     cut = int(TRAINING * len(places))
     return places[:cut], places[cut:]
@@ -429,7 +435,7 @@ def _mixes(skew: str, classes: int, clients: int, rng: np.random.Generator) -> n
 
 
 def _fifth(clients: int) -> int:
-    """Number of the last clients, which hold rare classes or arrive late."""
+    """Return the number of the last clients, which hold rare classes or arrive late."""
     return max(1, clients // 5)
 
 

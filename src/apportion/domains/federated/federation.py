@@ -322,7 +322,7 @@ class Federation(Problem):
         return present, order[: math.ceil(self.participation * task.width)]
 
     def reported(self, task: Task) -> Float[Array, " entities"]:
-        """Number of samples that each client of a task claims to hold."""
+        """Return the number of samples that each client of a task claims to hold."""
         return self.counts[task.members] * self.claims[task.members]
 
     def train(
@@ -347,12 +347,12 @@ class Federation(Problem):
         return self.guesses(models, chosen)[0]
 
     def answers(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
-        """The `chances`, and whether the most likely class is right."""
+        """Return the `chances`, and whether the most likely class is right."""
         chances, guesses = self.guesses(models, chosen)
         return chances, (guesses == self.labels[chosen]).astype(jnp.float32)
 
     def guesses(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
-        """The `chances`, and the most likely class; computed in blocks of images."""
+        """Return the `chances`, and the most likely class; computed in blocks of images."""
         size = chosen.shape[0]
         blocks = -(-size // min(self.block, size))
         length = -(-size // blocks)
@@ -403,7 +403,17 @@ def server_sets(
 def paper_world(
     settings: PPOSettings, digits: Digits, seeds: Sequence[int]
 ) -> tuple[Federation, list[tuple[Task, Task]]]:
-    """Build the paper's federation and, for each seed, training and unseen tasks of its own clients."""
+    """Build the paper's federation and, for each seed, training and unseen tasks of its own clients.
+
+    Parameters
+    ----------
+    settings : PPOSettings
+        Sizes of the federation, such as `reduced_size()`.
+    digits : Digits
+        The images to distribute.
+    seeds : sequence of int
+        One split of the images for each.
+    """
     digits = digits.pooled(settings.pooling)
     deals = {
         seed: paper_split(

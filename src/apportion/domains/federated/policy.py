@@ -73,6 +73,8 @@ class AggregationPolicy(LogitPolicy):
         average the clients' noise and cost speed only in later rounds.
     head : Head, optional
         Bounds on the shares.
+    key : PRNGKey
+        Random key of the first parameters.
 
     Examples
     --------

@@ -159,7 +159,13 @@ class PPOSettings(FederationSettings):
 
 
 def reduced_size(**changes: Any) -> PPOSettings:
-    """The paper's federation and learner, small enough for two cores."""
+    """Return the settings of the paper's federation and learner, small enough for two cores.
+
+    Parameters
+    ----------
+    **changes
+        Fields of `PPOSettings` to change.
+    """
     sizes = {
         "method": "pmtl", "state": "rich", "model": "convolutional", "width": 8, "rounds": 15,
         "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "block": 100,
@@ -169,7 +175,7 @@ def reduced_size(**changes: Any) -> PPOSettings:
 
 
 def paper_size(images: Path | None, **changes: Any) -> PPOSettings:
-    """The paper's own sizes, for a GPU: 28 x 28 pixels, 600 images a client, 50 rounds."""
+    """Return the paper's own sizes, for a GPU: 28 x 28 pixels, 600 images a client, 50 rounds."""
     sizes = {
         "images": images, "pooling": 1, "clients": (60, 40), "seen": (40, 25), "samples": 600,
         "unseen": 4, "width": 32, "rounds": 50, "epochs": 1, "batch": 50, "client_rate": 0.05,

@@ -56,7 +56,7 @@ def buy_and_hold(relatives: _Relatives) -> _Allocations:
 
 
 def best_crp(relatives: _Relatives) -> _Allocations:
-    """The constant shares with the largest growth over all rows, chosen in hindsight.
+    """Return the constant shares with the largest growth over all rows, chosen in hindsight.
 
     Examples
     --------

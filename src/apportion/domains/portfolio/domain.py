@@ -51,8 +51,9 @@ class PriceOptions:
 
 @dataclass(frozen=True)
 class PortfolioBacktestOptions(PriceOptions):
-    """Net and gross of costs. Wealth is 1 at the close before --start; the first period ends on the first
-    trading day on or after it. Earlier rows of the file are used as history.
+    """Net and gross of costs, with wealth 1 at the close before --start.
+
+    The first period ends on the first trading day on or after it; earlier rows are used as history.
     """
 
     start: str | None = None

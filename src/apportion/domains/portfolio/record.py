@@ -26,7 +26,7 @@ HINDSIGHT = frozenset({"best-crp"})
 
 
 def wealth(returns: np.ndarray) -> np.ndarray:
-    """Final wealth for an initial wealth of 1."""
+    """Return the final wealth for an initial wealth of 1."""
     return np.prod(1 + returns, -1)
 
 
@@ -91,10 +91,13 @@ class Backtest:
     dates: np.ndarray
     """Last day of each period."""
     tickers: tuple[str, ...]
+    """Names of the instruments."""
     cost: float
+    """Commission as a fraction of what is traded."""
     gross: Mapping[str, np.ndarray]
     """Simple returns of each strategy before costs, (time,)."""
     net: Mapping[str, np.ndarray]
+    """The same after costs."""
     turnover: Mapping[str, np.ndarray]
     """sum |a_n - w_{n-1}| of each period, purchases plus sales."""
     allocations: Mapping[str, np.ndarray]

@@ -28,6 +28,7 @@ class SimulatedMarket:
     """
 
     prices: Prices
+    """Simulated closes."""
     means: np.ndarray
     """E[r_{i,n} | the past, the regimes], (time, universe)."""
 
