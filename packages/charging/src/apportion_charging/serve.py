@@ -47,7 +47,7 @@ from apportion_charging.access import (
 )
 from apportion_charging.backtest import read_certificate
 from apportion_charging.controller import FIELDS, Controller, PowerOffers
-from apportion_charging.ocpp import ChargePoints
+from apportion_charging.ocpp import VALID_PERIODS, ChargePoints
 from apportion_charging.settings import ChargingServeOptions
 from apportion_charging.site import Site
 
@@ -448,7 +448,9 @@ async def _live(
     service.hosts = (*options.allowed_hosts, options.host)
     service.tls = make_tls(options.ocpp_cert, options.ocpp_key)
     _log.info("serving %s at http://%s", site.describe(), _address(http))
-    if ocpp is not None:
+    if ocpp is None:
+        controller.reserve_unheard((VALID_PERIODS + 1) * every)
+    else:
         kept = options.state and options.state.with_suffix(".ocpp.json")
         points = service.points = ChargePoints(
             site, service.decide, service.limits, every=every, path=kept
