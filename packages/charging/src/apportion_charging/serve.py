@@ -5,6 +5,8 @@ read before each decision and sets the trust in the policy; each change is logge
 """
 
 import asyncio
+import atexit
+import gc
 import logging
 import os
 import secrets
@@ -410,6 +412,8 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
         raise InputError(
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
         )
+    # Skip the collection of all compiled programs at the end: it takes seconds on a busy machine.
+    atexit.register(gc.freeze)
     ocpp_port = options.ocpp
     if ocpp_port is not None and options.ocpp_passwords is None and not options.ocpp_open:
         raise InputError(
