@@ -121,6 +121,44 @@ def test_a_state_is_read_by_the_names_of_stations(tmp_path, at):
     assert other.state()["stations"]["A"]["offered_a"] == offers.allocation_a["A"] > 0
 
 
+def test_what_a_removed_station_holds_is_reserved_until_its_profile_expires(tmp_path, at):
+    points = make_points(path=tmp_path / "s.json")
+    a = points.points["A"]
+    a.heard, a.has_default, a.profiles = True, True, [(12.0, at.seconds + 500)]
+    points._save()
+    less = replace(SITE, stations={name: SITE.stations[name] for name in "BC"})
+    # Also over a second restart.
+    for _ in range(2):
+        again = make_points(less, tmp_path / "s.json")
+        assert again.limits.in_force().tolist() == pytest.approx([4 * 0.69, 4, 4, 4])
+        again._save()
+    at.seconds += 501
+    assert again.limits.in_force().tolist() == pytest.approx([16 * 0.69, 16, 16, 16])
+
+
+def test_without_a_state_a_station_that_no_statement_has_listed_keeps_its_cable(tmp_path, at):
+    policy, state = Pooled(CHANNELS, 4, key=jax.random.key(0)), tmp_path / "c.json"
+    car = {"id": "C", "plugged": True, "arrival": "2026-03-02 08:00"}
+
+    def offered(*stations, restart=False):
+        if restart:
+            found = Controller(policy, ABOUT, SITE, trust=0.0, state=state)
+            found.reserve_unheard(4 * EVERY)
+            cold.append(found)
+        return cold[-1].allocate({"time": "2026-03-02 09:00", "stations": [*stations]}).allocation_a["C"]
+
+    cold, others = [], [{"id": name, "plugged": False} for name in "AB"]
+    assert offered(car, restart=True) == 0
+    assert offered(car, others[0]) == 0
+    assert offered(car, others[1]) == 16
+    # The state has the names of all stations that were listed.
+    assert offered(car, restart=True) == 16
+    state.unlink()
+    assert offered(car, restart=True) == 0
+    at.seconds += 4 * EVERY + 1
+    assert offered(car) == 16
+
+
 def test_a_transaction_stays_with_its_station_and_a_strange_connector_is_refused(at):
     points = make_points()
     a = points.points["A"]
