@@ -68,11 +68,10 @@ SAFE |= dict.fromkeys(("back L1", "back L2", "back L3"), 16.0)
 LIVE = (
     {"feeder L1": {"a": 18}},
     {"feeder": {"a": 26}, "back L3": {"a": 10}},
-    {"feeder": {"kw": 14.0}},
-    {"feeder": {"a": 38, "kw": 25.0}, "back": {"a": 22}},
+    {"feeder": {"a": 38}, "back": {"a": 22}},
     {"back": {"kw": 7.0}},
 )
-"""Limits that the energy manager sends."""
+"""Limits that the energy manager sends; the feeder's power is limited by `capacity_kw`."""
 SERVER = """
 import struct, sys
 from apportion_charging import clock, ocpp
@@ -614,7 +613,7 @@ class Loop:
             point = self.points[name]
             if name not in self.here or point.heard >= self.now():
                 self.unanswered[name] = 0
-            elif Loop.can_reach(self, name):
+            elif self.can_reach(name):
                 self.unanswered[name] += 1
             longest = self.counts["longest without an answer, minutes"]
             self.counts["longest without an answer, minutes"] = max(longest, self.unanswered[name])
@@ -720,18 +719,10 @@ class HttpLoop(Loop):
 
     def __init__(self, *about, **options):
         super().__init__(*about, **options)
-        self.answered, self.posted, self.got_then = False, 0.0, {}
+        self.posted, self.got_then = 0.0, {}
 
     async def state_need(self, car):
         pass
-
-    async def step(self):
-        self.answered = False
-        await super().step()
-
-    def can_reach(self, name):
-        # Between two answers a back end changes nothing.
-        return self.answered and super().can_reach(name)
 
     async def decide(self, changed):
         """Post the state, set decreases, and increases once all decreases are confirmed."""
@@ -753,7 +744,7 @@ class HttpLoop(Loop):
                     self.set(name, wanted[name])
                 break
             failed |= refused
-        self.answered, self.posted = True, self.now()
+        self.posted = self.now()
         self.got_then = {name: car.got_kwh for name, car in self.here.items()}
 
     def set(self, name, amperes):

@@ -55,6 +55,8 @@ class LiveLimits:
         self._own = dict(zip(wiring.names, wiring.limit.tolist(), strict=True))
         self._safe = self._convert(site.safe_limits())
         self._live: dict[str, _Live] = {}
+        self.ahead_seconds = 0.0
+        """A limit counts as the lowest that it is for so long, if no other limit arrives."""
         self._reserved: list[tuple[Mapping[str, float], float]] = []
         if path is not None and path.exists():
             with reading(path, "remove it to start without live limits"):
@@ -99,7 +101,8 @@ class LiveLimits:
 
     def in_force(self) -> np.ndarray:
         """Return the limits now, in the order of `Site.wiring`: kW the first, amperes the others."""
-        limits = np.array([self._find(name)[0] for name in self._own])
+        times = (clock.now(), clock.now() + self.ahead_seconds)
+        limits = np.array([min(self._find(name, t)[0] for t in times) for name in self._own])
         phases = [n for n, name in enumerate(self._own) if name.startswith("feeder L")]
         if phases:
             limits[0] = min(limits[0], limits[phases].sum() * self._volts / 1000)
@@ -112,15 +115,16 @@ class LiveLimits:
         """Return where a limit is from (site, live, safe or expired) and the age of its live value."""
         live = self._live.get(name)
         age = None if live is None else round(clock.now() - live.since, 1)
-        return {"source": self._find(name)[1], "age_s": age}
+        return {"source": self._find(name, clock.now())[1], "age_s": age}
 
-    def _find(self, name: str) -> tuple[float, str]:
+    def _find(self, name: str, time: float) -> tuple[float, str]:
+        """Return a limit at a time, and where it is from."""
         own, live = self._own[name], self._live.get(name)
         safe = min(own, self._safe.get(name, own))
         if live is None:
             return safe, "safe" if name in self._safe else "site"
         # A clock that was set back must not extend a limit.
-        if live.since <= clock.now() < live.until:
+        if live.since <= time < live.until:
             return min(own, live.limit), "live"
         if name in self._safe and (not live.falls or safe < live.limit):
             return safe, "safe"

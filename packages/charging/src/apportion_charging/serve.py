@@ -454,6 +454,8 @@ async def _live(
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is None:
         controller.reserve_unheard((VALID_PERIODS + 1) * every)
+        # An answer is in force until the next one, also when a limit ends in between.
+        service.limits.ahead_seconds = every
     else:
         kept = options.state and options.state.with_suffix(".ocpp.json")
         points = service.points = ChargePoints(
