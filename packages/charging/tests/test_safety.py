@@ -73,6 +73,17 @@ def test_a_capacity_outlives_a_restart_and_its_end_never_raises_it(tmp_path, at)
     assert forever.in_force()[0] == 3
 
 
+def test_a_limit_that_ends_before_the_next_answer_applies_at_once(at):
+    limits = LiveLimits(replace(SITE, safe_a=10.0))
+    limits.set({"limits": {"feeder L1": {"a": 14}, "feeder L2": {"a": 6}}, "ttl_s": 400})
+    limits.ahead_seconds = EVERY
+    assert limits.in_force()[1:].tolist() == [14, 6, 10]
+    at.seconds += 101
+    assert limits.in_force()[1:].tolist() == [10, 6, 10]
+    at.seconds += 300
+    assert limits.in_force()[1:].tolist() == [10, 10, 10]
+
+
 def test_a_station_that_the_state_does_not_know_counts_until_its_profile_would_have_ended(
     tmp_path, at
 ):
