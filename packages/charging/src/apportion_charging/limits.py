@@ -101,8 +101,7 @@ class LiveLimits:
 
     def in_force(self) -> np.ndarray:
         """Return the limits now, in the order of `Site.wiring`: kW the first, amperes the others."""
-        times = (clock.now(), clock.now() + self.ahead_seconds)
-        limits = np.array([min(self._find(name, t)[0] for t in times) for name in self._own])
+        limits = np.array([self._find(name)[0] for name in self._own])
         phases = [n for n, name in enumerate(self._own) if name.startswith("feeder L")]
         if phases:
             limits[0] = min(limits[0], limits[phases].sum() * self._volts / 1000)
@@ -115,10 +114,14 @@ class LiveLimits:
         """Return where a limit is from (site, live, safe or expired) and the age of its live value."""
         live = self._live.get(name)
         age = None if live is None else round(clock.now() - live.since, 1)
-        return {"source": self._find(name, clock.now())[1], "age_s": age}
+        return {"source": self._find(name)[1], "age_s": age}
 
-    def _find(self, name: str, time: float) -> tuple[float, str]:
-        """Return a limit at a time, and where it is from."""
+    def _find(self, name: str) -> tuple[float, str]:
+        """Return a limit and where it is from: the lower one of now and `ahead_seconds` later."""
+        now = clock.now()
+        return min(self._at(name, now), self._at(name, now + self.ahead_seconds))
+
+    def _at(self, name: str, time: float) -> tuple[float, str]:
         own, live = self._own[name], self._live.get(name)
         safe = min(own, self._safe.get(name, own))
         if live is None:
