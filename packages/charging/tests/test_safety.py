@@ -147,6 +147,22 @@ def test_what_a_removed_station_holds_is_reserved_until_its_profile_expires(tmp_
     assert again.limits.in_force().tolist() == pytest.approx([16 * 0.69, 16, 16, 16])
 
 
+def test_by_http_the_last_offer_to_a_removed_station_is_reserved(tmp_path, at):
+    policy, state = Pooled(CHANNELS, 4, key=jax.random.key(0)), tmp_path / "c.json"
+    cars = [{"id": name, "plugged": True, "arrival": "2026-03-02 08:00"} for name in "AC"]
+    now = {"time": "2026-03-02 09:00", "stations": [cars[0], *({"id": x} for x in "BC")]}
+    first = Controller(policy, ABOUT, SITE, trust=0.0, state=state).allocate(now).allocation_a
+    less = replace(SITE, stations={name: SITE.stations[name] for name in "BC"})
+    now["stations"] = [{"id": "B"}, cars[1]]
+    assert first["A"] == 16
+    for _ in range(2):
+        again = Controller(policy, ABOUT, less, trust=0.0, state=state)
+        again.reserve_unheard(4 * EVERY)
+        assert again.allocate(now).allocation_a["C"] == 0
+    at.seconds += 4 * EVERY + 1
+    assert again.allocate(now).allocation_a["C"] == 16
+
+
 def test_without_a_state_a_station_that_no_statement_has_listed_keeps_its_cable(tmp_path, at):
     policy, state = Pooled(CHANNELS, 4, key=jax.random.key(0)), tmp_path / "c.json"
     car = {"id": "C", "plugged": True, "arrival": "2026-03-02 08:00"}

@@ -191,6 +191,9 @@ class Controller:
         self._unheard: set[str] = set(self._names)
         """Stations that no statement and no state file has named."""
         self._unheard_until = -math.inf
+        self._removed: dict[str, dict[str, Any]] = {}
+        """The saved state of stations with an offer that left the site."""
+        self._limit_names = site.wiring().names
         # Compile everything before the first call, the policy even if trust is 0.
         self.trust = 1.0
         self._learn({}, self._physics.period_hours)
@@ -208,11 +211,16 @@ class Controller:
         return cls(load_run(folder).policy, load_about(folder), site, **options)
 
     def reserve_unheard(self, seconds: float) -> None:
-        """Reserve the cable of each station until a statement lists it, for some seconds at most.
+        """Reserve what stations may hold that no statement has listed, for some seconds at most.
 
-        Only stations that the state file does not know: each may hold an offer of another server.
+        That is the cable of a station that the state file does not know, until a statement lists it, and
+        the last offer to a station that left the site.
         """
         self._unheard_until = clock.now() + seconds
+        for car in self._removed.values():
+            until = car.setdefault("until", self._unheard_until)
+            load = {name: car["offered_a"] * x for name, x in car["load"].items()}
+            self.limits.reserve(load, until)
 
     @property
     def trust(self) -> float:
@@ -565,7 +573,11 @@ class Controller:
                     f.name: getattr(self._known, f.name)[place].item() for f in fields(GarageState)
                 }
                 one = {"phase": self._one_phase.get(name)}
-                stations[name] = {"arrival": str(arrival), **one, **known}
+                above = (self._stations.kw_per_a[place], *self._stations.load[:, place])
+                load = dict(zip(self._limit_names, map(float, above), strict=True))
+                stations[name] = {"arrival": str(arrival), **one, **known, "load": load}
+        now, removed = clock.now(), self._removed.items()
+        stations |= {name: car for name, car in removed if car.get("until", now) > now}
         heard = [name for name in self._names if name not in self._unheard]
         return {"time": str(self._time), "heard": heard, "stations": stations}
 
@@ -591,6 +603,11 @@ class Controller:
             self._time = datetime.fromisoformat(content["time"])
             self._known = GarageState(**arrays)
             self._unheard -= {*content.get("heard", self._names)}
+            self._removed = {
+                name: car
+                for name, car in content["stations"].items()
+                if name not in kept and car["offered_a"] > 0 and "load" in car
+            }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a valid controller state; remove it") from None
 
