@@ -1,12 +1,12 @@
 """Site-days a second under policy and schedulers, beside acnportal's own simulator, and a live answer.
 
-    python benchmarks/charging.py [--peer PYTHON]
+    python benchmarks/charging.py [--peer PYTHON] [--answers]
 
 A site-day is 96 periods of all 52 stations of JPL behind one feeder. `--peer` names the Python of an
 environment with acnportal (`make peers-env`); least laxity first is then timed against its simulator on 20
-days of 10 stations (`make test-peers` checks that both deliver the same energy). The benchmark also prints
-how long a live controller takes to answer with a car at every station, in wall-clock and in processor time;
-the target is 50 ms.
+days of 10 stations (`make test-peers` checks that both deliver the same energy). A second table is how long
+a live controller takes to answer with a car at every station, in wall-clock and in processor time; the
+target is 50 ms at the 99th percentile. `--answers` measures this table alone.
 """
 
 import sys
@@ -105,11 +105,30 @@ def answers_ms(stations: int, about: dict) -> np.ndarray:
     return 1e3 * np.array(taken).T
 
 
+def answers(days: Days, about: dict, out: Path) -> None:
+    """Write the table of live answers."""
+    predictor = Predictor.fit(days.between(None, "2019-06-30")).to_dict()
+    knows = {"job": "charging", "predictor": predictor, "channels": CHANNELS}
+    rows = []
+    for stations in (20, 200):
+        for kind, taken in zip(("clock", "processor"), answers_ms(stations, knows), strict=True):
+            found = {"median": float(np.median(taken)), "99th": float(np.quantile(taken, 0.99))}
+            rows.append({"stations": str(stations), "time": kind, "median, ms": found["median"]})
+            rows[-1] |= {"99th percentile, ms": found["99th"], "longest, ms": float(taken.max())}
+    text = f"{ANSWERS:,} answers in a row of a controller with a car at every station, without HTTP."
+    write("charging_answers", "A live answer", text, rows, about, out)
+
+
 def main() -> None:
-    asked = options(__doc__, peer="acnportal").parse_args()
+    parser = options(__doc__, peer="acnportal")
+    parser.add_argument("--answers", action="store_true", help="measure live answers alone")
+    asked = parser.parse_args()
     versions = {"acnportal": version_in(asked.peer, "acnportal")} if asked.peer else {}
     about = facts(**versions)
     days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    if asked.answers:
+        answers(days, about, asked.out)
+        return
     rows = whole_site(days)
     if asked.peer:
         rows.append(against_acnportal(days, asked.peer))
@@ -118,12 +137,7 @@ def main() -> None:
         "the most."
     )
     write("charging", "Site-days a second", text, rows, about, asked.out)
-    predictor = Predictor.fit(days.between(None, "2019-06-30")).to_dict()
-    knows = {"job": "charging", "predictor": predictor, "channels": CHANNELS}
-    for stations in (20, 200):
-        for kind, taken in zip(("clock", "processor"), answers_ms(stations, knows), strict=True):
-            found = f"{np.median(taken):.1f} ms in the median, {taken.max():.1f} at most"
-            print(f"an answer with {stations} stations, {kind}: {found}")
+    answers(days, about, asked.out)
 
 
 if __name__ == "__main__":

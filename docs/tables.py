@@ -699,13 +699,66 @@ def verdict_gain(verdict: dict[str, Any]) -> str:
     return with_interval(verdict["estimate"], *verdict["interval"], digits=4)
 
 
+GARAGES = {"Loop": "charge points (OCPP)", "HttpLoop": "back end (HTTP)"}
+FAULTS = {
+    "kills, restarts, lost states, changed sites": ("kill", "restart", "lost state", "site changes"),
+    "stations removed while a car charged": ("stations removed with a car",),
+    "lost connections, rejecting, silent stations": ("disconnect", "Rejected", "silent"),
+    "reconnections, stations left out of a statement": ("reconnect", "left out"),
+    "wrong meter values": ("meter glitches",),
+    "values of `capacity_kw`, live limits, lost heartbeats": (
+        *("capacity_kw", "live limits", "heartbeats lost"),
+    ),
+}
+
+
+def garage_loop() -> str:
+    """Counts of the garage that is driven through faults, by interface."""
+    folder = RESULTS / "garage_loop"
+    every = json.loads((folder / "rows.json").read_text())
+    signals = json.loads((folder / "signals.json").read_text())
+    columns = {name: [row for row in every if row["garage"] == name] for name in GARAGES}
+
+    def line(name: str, cell: Callable[[list[dict[str, Any]]], str]) -> list[str]:
+        return [name, *(cell(rows) for rows in columns.values())]
+
+    def total(rows: list[dict[str, Any]], *names: str) -> str:
+        return ", ".join(f"{sum(row.get(name, 0) for row in rows):,}" for name in names)
+
+    def gained(rows: list[dict[str, Any]]) -> str:
+        points = np.array([100 * (row["served with faults"] - row["served"]) for row in rows])
+        error = points.std(ddof=1) / np.sqrt(len(points))
+        return f"{points.mean():+.2f} ± {error:.2f} ({points.min():+.2f} to {points.max():+.2f})"
+
+    held = "minutes in which all limits held"
+    longest = "longest without an answer, minutes"
+    table = [
+        line("simulated days", lambda rows: total(rows, "days")),
+        line("minutes", lambda rows: total(rows, "minutes")),
+        line("minutes in which every limit held", lambda rows: total(rows, held)),
+        *(line(name, lambda rows, own=own: total(rows, *own)) for name, own in FAULTS.items()),
+        line("longest time without an answer, minutes", lambda rows: str(max(r[longest] for r in rows))),
+        line("SIGTERM; ended within 5 s", lambda rows: total(rows, "SIGTERM", "SIGTERM within 5 s")),
+        line("need met with faults less without, points", gained),
+    ]
+    hours = sum(row["seconds"] for row in every) / 3600
+    seeds = {row["seed"] for row in every}
+    note = (
+        f"Seeds {min(seeds)} to {max(seeds)}, {hours:.1f} hours. The last line is a mean over seeds with its "
+        "standard error, and the least and the most. "
+        f"SIGTERM at a random moment under traffic, in a run of its own: {signals['within 5 s']} of "
+        f"{signals['SIGTERM']} ended within 5 s, the longest after {signals['longest, seconds']} s."
+    )
+    return f"{markdown_table(['', *GARAGES.values()], table)}\n\n{note}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
         federations_attacked, aggregator_training, flower, flower_circumstances,
-        flower_troubles,
+        flower_troubles, garage_loop,
     )
 }  # fmt: skip
 

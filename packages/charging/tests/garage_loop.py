@@ -1,12 +1,14 @@
 """A garage of charge points and cars against the real server process, minute by simulated minute.
 
 The server reads its time from a file that the simulation writes, so that a minute passes when all that
-belongs to it is done. Charge points speak OCPP 1.6 or 2.0.1 over WebSockets, drivers and an energy manager
-HTTP. Faults are drawn by the seed: restarts, kills, lost states, changed site files, lost connections,
-charge points that reject or do not answer, meters that err, limits that change. After each minute the
-currents in force and drawn are held against every limit.
+belongs to it is done. In `Loop` charge points speak OCPP 1.6 or 2.0.1 over WebSockets, drivers and an
+energy manager HTTP. In `HttpLoop` a back end posts the garage's state in each period, without OCPP. Faults
+are drawn by the seed: restarts, kills, lost states, changed site files, lost connections, charge points
+that reject or do not answer, meters that err, limits that change, an energy manager that falls silent.
+After each minute the currents in force are compared with every limit.
 
-    python packages/charging/tests/garage_loop.py --seeds 1 2 3 --days 30 --out FILE.json
+    python packages/charging/tests/garage_loop.py --seconds 3600 --days 2 --out docs/results/garage_loop
+    python packages/charging/tests/garage_loop.py --signals 100 --out docs/results/garage_loop
 """
 
 import argparse
@@ -52,14 +54,24 @@ SITE = Site(
         "F": Station(16.0),
     },
     feeder_a=40.0,
-    branches={"back": Branch(25.0, ("D", "E", "F"))},
+    branches={"back": Branch(25.0, ("D", "E", "F"), safe_a=16.0)},
     timezone="UTC",
     period_minutes=PERIOD,
     capacity_ttl_s=7200.0,
+    safe_a=32.0,
     safe_kw=20.0,
 )
 STATIONS = {**SITE.stations, "G": Station(16.0, (2,))}
 """With one that a changed site file adds."""
+SAFE = {"feeder": 20.0} | dict.fromkeys(("feeder L1", "feeder L2", "feeder L3"), 32.0)
+SAFE |= dict.fromkeys(("back L1", "back L2", "back L3"), 16.0)
+LIVE = (
+    {"feeder L1": {"a": 18}},
+    {"feeder": {"a": 26}, "back L3": {"a": 10}},
+    {"feeder": {"a": 38}, "back": {"a": 22}},
+    {"back": {"kw": 7.0}},
+)
+"""Limits that the energy manager sends; the feeder's power is limited by `capacity_kw`."""
 SERVER = """
 import struct, sys
 from apportion_charging import clock, ocpp
@@ -294,6 +306,9 @@ class ChargePoint:
 class Loop:
     """A garage, its server and its faults."""
 
+    kind, options, ready = ChargePoint, "--ocpp 0 --ocpp-open", b"charge points connect"
+    station_faults = ("disconnect", "Rejected", "silent", "reconnect")
+
     def __init__(self, run, folder, seed, days, *, faults=True):
         self.run, self.folder, self.days, self.faults = run, Path(folder), days, faults
         self.rng = np.random.default_rng(seed + 10**6)
@@ -302,16 +317,17 @@ class Loop:
         self.here: dict[str, Car] = {}
         versions = np.random.default_rng(seed).choice(["1.6", "2.0.1"], 9)
         self.points = {
-            name: ChargePoint(name, station, self.now, str(version))
+            name: self.kind(name, station, self.now, str(version))
             for (name, station), version in zip(STATIONS.items(), versions, strict=False)
         }
         self.back: dict[str, int] = {}
         """When faults end: by station, or the server's."""
-        self.live: tuple[float, float] | None = None
-        """The capacity in kW and when it ends."""
-        self.wanted_kw, self.before, self.excused = None, None, None
-        self.process, self.ports, self.up_at, self.errors = None, None, 0.0, []
-        self.missing_since: dict[str, float] = {}
+        self.live: dict[str, tuple[float, float, bool]] = {}
+        """Live limits by name: the value, the minute of its end, and whether that can only lower it."""
+        self.wanted_kw, self.beat, self.before, self.excused = None, None, None, None
+        self.process, self.ports, self.errors, self.seed = None, None, [], seed
+        self.unanswered: Counter[str] = Counter()
+        """Minutes since a car's last answer in which its charge point could receive one."""
         (self.folder / "clock").write_bytes(struct.pack("d", self.now()))
 
     def now(self):
@@ -324,7 +340,7 @@ class Loop:
         (self.folder / "site.toml").write_text(self.site.to_toml())
         options = (
             f"serve {self.run} --site {self.folder}/site.toml --state {self.folder}/state.json --port 0 "
-            "--ocpp 0 --ocpp-open"
+            f"{self.options}"
         )
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", SERVER, f"{self.folder}/clock", *options.split()),
@@ -333,13 +349,12 @@ class Loop:
             env=os.environ | {"APPORTION_TOKEN": TOKEN},
         )
         said = b""
-        while b"charge points connect" not in said:
+        while self.ready not in said:
             line = await asyncio.wait_for(self.process.stderr.readline(), 120)
             assert line, said.decode()
             said += line
         self.ports = [int(x) for x in re.findall(r"127.0.0.1:(\d+)", said.decode())]
         self.listening = asyncio.create_task(self._listen(self.process))
-        self.up_at = self.now()
         for name in self.site.stations:
             if name not in self.back:
                 await self.connect(name)
@@ -356,6 +371,7 @@ class Loop:
         process.send_signal(how)
         await asyncio.wait_for(process.wait(), 30)
         if how == signal.SIGTERM:
+            self.counts["SIGTERM"] += 1
             self.counts["SIGTERM within 5 s"] += time.monotonic() - begun < 5
             assert process.returncode == 0, process.returncode
         await self.listening
@@ -364,7 +380,7 @@ class Loop:
 
     async def connect(self, name):
         point = self.points[name]
-        await point.connect(self.ports[1])
+        await point.connect(self.ports[-1])
         await point.boot()
 
     async def ask(self, path, body=None):
@@ -407,14 +423,22 @@ class Loop:
         if self.faults:
             changed |= await self.disturb()
         if self.process is not None:
-            if self.minute % PERIOD == 0:
-                await self.send_meters()
-                await self.await_profiles()
-            elif changed:
-                status, _ = await self.ask("/allocate", {"stations": []})
-                assert status == 200, status
+            await self.decide(changed)
+        self.count_answers()
         self.draw_power()
         self.check()
+
+    async def decide(self, changed):
+        """Let the server decide: in each period, after a change, and when a limit has expired."""
+        if self.minute % PERIOD == 0:
+            await self.send_meters()
+            await self.await_profiles()
+        elif changed:
+            status, _ = await self.ask("/allocate", {"stations": []})
+            assert status == 200, status
+        end = time.monotonic() + 30
+        while self.find_excess() and time.monotonic() < end:
+            await asyncio.sleep(0.005)
 
     async def move_cars(self):
         changed = False
@@ -425,11 +449,8 @@ class Loop:
         for car in self.cars:
             point = self.points[car.station]
             up = self.process is not None and car.station in self.site.stations
-            need = {"id": car.station, "requested_kwh": round(car.need_kwh, 1)}
-            if up and car.states == "before" and car.comes - 2 == self.minute:
-                await self.ask("/allocate", {"stations": [need]})
-            if up and car.states == "after" and car.comes + 3 == self.minute:
-                await self.ask("/allocate", {"stations": [need]})
+            if up and self.minute == car.comes + {"before": -2, "after": 3}.get(car.states, -1e9):
+                await self.state_need(car)
             # A car begins to charge once its charge point can report it.
             waits = car.comes <= self.minute < car.leaves and car.station not in self.here
             if waits and point.link is not None:
@@ -440,25 +461,55 @@ class Loop:
                 changed = True
         return changed
 
+    async def state_need(self, car):
+        need = {"id": car.station, "requested_kwh": round(car.need_kwh, 1)}
+        await self.ask("/allocate", {"stations": [need]})
+
     async def change_limits(self):
-        """The energy manager: the same limits with and without faults."""
-        rng = np.random.default_rng(self.minute)
-        expired = self.live is not None and self.minute >= self.live[1]
-        if expired:
-            # The end of a capacity lowers it to the site's safe one at most.
-            self.live = (min(self.live[0], SITE.safe_kw), 1e12)
+        """The energy manager and its heartbeat: the same with and without faults."""
+        rng = np.random.default_rng([self.seed, self.minute])
         if self.minute % 60 == 7 and rng.random() < 0.2:
             self.wanted_kw = float(rng.choice([5.0, 12.0, 18.0, 27.0, 99.0]))
-        if self.wanted_kw is None or self.process is None:
-            return expired
-        for bad in ("5.0", -1, {}, None) if self.faults else ():
-            assert (await self.ask("/allocate", {"capacity_kw": bad}))[0] == 400
-        body = {"capacity_kw": self.wanted_kw, "stations": []}
-        assert (await self.ask("/allocate", body))[0] == 200
-        self.counts["limit changes"] += 1
-        self.live = (self.wanted_kw, self.minute + SITE.capacity_ttl_s / 60)
-        self.wanted_kw = None
-        return True
+        if self.minute % 60 == 31 and rng.random() < 0.5:
+            # Renewed every 5 minutes until the energy manager falls silent.
+            body = {"limits": LIVE[rng.integers(len(LIVE))], "ttl_s": 60.0 * rng.integers(7, 30)}
+            self.beat = (body, self.minute + int(rng.integers(0, 120)))
+        if self.process is None:
+            return False
+        changed = False
+        if self.wanted_kw is not None:
+            for bad in ("5.0", -1, {}, None) if self.faults else ():
+                assert (await self.ask("/allocate", {"capacity_kw": bad}))[0] == 400
+            body = {"capacity_kw": self.wanted_kw, "stations": []}
+            assert (await self.ask("/allocate", body))[0] == 200
+            self.counts["capacity_kw"] += 1
+            end = self.minute + SITE.capacity_ttl_s / 60
+            self.live["feeder"], self.wanted_kw = (self.wanted_kw, end, True), None
+            changed = True
+        if self.beat is not None and self.minute % 5 == 1:
+            body, last = self.beat
+            assert (await self.ask("/limits", body))[0] == 200
+            self.counts["live limits"] += 1
+            end = self.minute + body["ttl_s"] / 60
+            for name, given in body["limits"].items():
+                self.live |= {row: (a, end, False) for row, a in in_rows(name, given)}
+            if self.minute >= last:
+                self.counts["heartbeats lost"] += 1
+                self.beat = None
+            changed = True
+        return changed
+
+    def limits(self, own):
+        """The limits in force, of the site's own by name."""
+        found = {}
+        for name, limit in own.items():
+            value, end, falls = self.live.get(name, (np.inf, -1.0, False))
+            if self.minute >= end:
+                value = min(value, SAFE[name]) if falls else SAFE[name]
+            found[name] = min(limit, value)
+        phases = sum(found[f"feeder L{phase}"] for phase in (1, 2, 3))
+        found["feeder"] = min(found["feeder"], phases * SITE.volts / 1000)
+        return np.array([*found.values()])
 
     async def change_site(self):
         """Add or remove the last station, and change a limit, with and without faults."""
@@ -467,7 +518,8 @@ class Loop:
             return False
         self.counts["site changes"] += 1
         await self.stop()
-        adds = "G" not in self.site.stations or "G" in self.here
+        adds = "G" not in self.site.stations
+        self.counts["stations removed with a car"] += not adds and "G" in self.here
         feeder = float(rng.choice([32.0, 40.0]))
         self.site = replace(SITE, stations=STATIONS if adds else SITE.stations, feeder_a=feeder)
         await self.start()
@@ -483,7 +535,7 @@ class Loop:
             elif self.process is not None:
                 del self.back[name]
                 self.points[name].answers = "Accepted"
-                if self.points[name].link is None:
+                if self.points[name].link is None and name in self.site.stations:
                     await self.connect(name)
             changed = True
         draw = self.rng.random()
@@ -501,7 +553,7 @@ class Loop:
                 await self.start()
         elif self.process is not None and draw < 1 / 300 + 1 / 60:
             name = str(self.rng.choice([*self.site.stations]))
-            kind = str(self.rng.choice(["disconnect", "Rejected", "silent", "reconnect"]))
+            kind = str(self.rng.choice(self.station_faults))
             if name in self.back:
                 return changed
             self.counts[kind] += 1
@@ -551,15 +603,21 @@ class Loop:
                 if self.can_reach(name) and self.points[name].heard <= self.now() - 60.0 * PERIOD
             ]
 
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while missing() and time.monotonic() < end:
             await asyncio.sleep(0.005)
-        for name in missing():
+
+    def count_answers(self):
+        """Count the minutes without an answer; neither a restart nor a reconnection resets them."""
+        for name in self.points:
             point = self.points[name]
-            plugged = START + 60.0 * self.here[name].comes
-            since = max(point.heard, point.connected_at, self.up_at, plugged)
-            self.counts["late answers"] += 1
-            assert self.now() - since <= 120.0 * PERIOD, (self.minute, name, "no answer")
+            if name not in self.here or point.heard >= self.now():
+                self.unanswered[name] = 0
+            elif self.can_reach(name):
+                self.unanswered[name] += 1
+            longest = self.counts["longest without an answer, minutes"]
+            self.counts["longest without an answer, minutes"] = max(longest, self.unanswered[name])
+            assert self.unanswered[name] <= 2 * PERIOD, (self.minute, name, "no answer")
 
     def phases_of(self, name):
         """The site's phases that the car at a station may use."""
@@ -573,58 +631,229 @@ class Loop:
             car.got_kwh += kwh
             self.points[name].wh += 1000 * kwh
 
-    def check(self):
-        """Hold what is in force against all limits."""
+    def compare_limits(self):
+        """The load of what is in force, of what no decision changes now, and the limits."""
         site, names = replace(self.site, stations=STATIONS), list(self.points)
         single = {n: self.phases_of(n)[0] for n in names if len(self.phases_of(n)) == 1}
         wiring = site.wiring(single)
-        load, limit = wiring.load, wiring.limit.copy()
-        limit[0] = min(limit[0], SITE.safe_kw if self.live is None else self.live[0])
+        limit = self.limits(dict(zip(wiring.names, wiring.limit.tolist(), strict=True)))
         force = np.array([point.in_force() for point in self.points.values()])
         fixed = force * [not self.can_reach(name) for name in names]
-        held = load @ fixed
+        return wiring.load @ force, wiring.load @ fixed, limit
+
+    def excuse(self, held, limit):
+        """What a limit that falls below the load of unreachable stations allows until that ends."""
         if self.before is None:
-            self.before, self.excused = limit, np.zeros(len(limit))
-        # A limit that falls below what unreachable stations hold cannot be met until that ends.
-        self.excused = np.where(limit < self.before - 1e-9, held, np.minimum(self.excused, held))
-        self.before, used = limit, load @ force
+            return np.zeros(len(limit))
+        return np.where(limit < self.before - 1e-9, held, np.minimum(self.excused, held))
+
+    def find_excess(self):
+        used, held, limit = self.compare_limits()
+        return (used > np.maximum(limit, self.excuse(held, limit)) + 1e-6).any()
+
+    def check(self):
+        """Compare what is in force with all limits."""
+        used, held, limit = self.compare_limits()
+        above = self.find_excess()
+        self.before, self.excused = limit, self.excuse(held, limit)
         self.counts["minutes"] += 1
         self.counts["minutes in which all limits held"] += bool((used <= limit + 1e-6).all())
-        above = used > np.maximum(limit, self.excused) + 1e-6
-        assert not above.any(), {
-            "minute": self.minute, "used": used.tolist(), "limit": limit.tolist(), "names": wiring.names,
-            "force": dict(zip(names, force.tolist(), strict=True)), "up": self.process is not None,
+        assert not above, {
+            "minute": self.minute, "used": used.tolist(), "limit": limit.tolist(),
+            "force": {name: point.in_force() for name, point in self.points.items()},
+            "held": held.tolist(), "up": self.process is not None, "live": self.live,
         }  # fmt: skip
 
 
-def compare(run, seed, days):
+def in_rows(name, given):
+    """The rows that a live limit sets, with their values in the rows' units."""
+    for unit, value in given.items():
+        if unit == "kw" and name == "feeder":
+            yield name, value
+        else:
+            rows = [name] if " L" in name else [f"{name} L{phase}" for phase in (1, 2, 3)]
+            each = value if unit == "a" else value * 1000 / SITE.volts / len(rows)
+            yield from ((row, each) for row in rows)
+
+
+class BackEndPoint(ChargePoint):
+    """A charge point of another central system."""
+
+    def __init__(self, *about):
+        super().__init__(*about)
+        self.default, self.may = 0.0, 0.0
+        """`may` is the largest current of a profile without an answer."""
+
+    async def connect(self, port):
+        self.link = self
+
+    async def drop(self):
+        self.link = None
+
+    async def boot(self):
+        pass
+
+    async def plug(self):
+        self.profile, self.transaction, self.may = None, "open", 0.0
+
+    async def leave(self):
+        self.transaction = self.profile = None
+
+    def take(self, amperes, applies):
+        """Set a profile; return whether the station confirmed it."""
+        assert amperes == 0 or self.station.min_a <= amperes <= self.station.max_a
+        if self.answers == "silent":
+            self.may = max(self.may, self.in_force(), amperes)
+        if self.answers == "Accepted" or (self.answers == "silent" and applies):
+            self.profile = (amperes, self.clock() + 60.0 * VALID)
+        if self.answers == "Accepted":
+            self.may, self.heard = 0.0, self.clock()
+        return self.answers == "Accepted"
+
+
+class HttpLoop(Loop):
+    """A garage whose own back end posts its state in each period; it has no OCPP."""
+
+    kind, options, ready = BackEndPoint, "", b"serving"
+    station_faults = ("disconnect", "Rejected", "silent", "left out")
+
+    def __init__(self, *about, **options):
+        super().__init__(*about, **options)
+        self.posted, self.got_then = 0.0, {}
+
+    async def state_need(self, car):
+        pass
+
+    async def decide(self, changed):
+        """Post the state, set decreases, and increases once all decreases are confirmed."""
+        if self.minute % PERIOD and not changed:
+            return
+        failed = {name for name, point in self.points.items() if point.link is None}
+        for _ in range(4):
+            shown = [name for name in self.site.stations if self.points[name].answers != "left out"]
+            body = {"stations": [self.describe(name, name in failed) for name in shown]}
+            body["time"] = self.points["A"].stamp()
+            status, answer = await self.ask("/allocate", body)
+            assert status == 200, status
+            wanted = {name: answer["allocation_a"][name] for name in shown if name not in failed}
+            wanted = {name: a for name, a in wanted.items() if name in self.here}
+            lower = [name for name, a in wanted.items() if a < self.points[name].in_force()]
+            refused = {name for name in lower if not self.set(name, wanted[name])}
+            if not refused:
+                for name in wanted.keys() - set(lower):
+                    self.set(name, wanted[name])
+                break
+            failed |= refused
+        self.posted = self.now()
+        self.got_then = {name: car.got_kwh for name, car in self.here.items()}
+
+    def set(self, name, amperes):
+        return self.points[name].take(amperes, self.rng.random() < 0.5)
+
+    def describe(self, name, failed):
+        """A station as the back end knows it."""
+        point, car = self.points[name], self.here.get(name)
+        entry = {"id": name, "plugged": car is not None}
+        if failed or point.answers != "Accepted":
+            entry["fixed_a"] = max(point.in_force(), point.may) if car is not None else 0.0
+        if car is None:
+            return entry
+        hours = (self.now() - self.posted) / 3600
+        got = car.got_kwh - self.got_then.get(name, 0.0)
+        entry |= {"arrival": datetime.fromtimestamp(START + 60 * car.comes, UTC).isoformat()}
+        entry |= {"delivered_kwh": car.got_kwh, "drawn_kw": got / hours, "offered_a": point.in_force()}
+        if car.states != "never":
+            entry["requested_kwh"] = round(car.need_kwh, 1)
+        if len(point.station.phases) == 3:
+            own = dict(zip(point.station.phases, self.currents(name, car), strict=True))
+            entry["currents_a"] = [own[phase] for phase in (1, 2, 3)]
+        if self.faults and self.rng.random() < 0.02:
+            wrong = self.rng.choice(["delivered_kwh", "drawn_kw", "currents_a"])
+            entry[str(wrong)] = [1e8, -1.0, "many", None][self.rng.integers(4)]
+            self.counts["meter glitches"] += 1
+        return entry
+
+
+def compare(run, seed, days, kind=Loop):
     """Live through the same days without and with faults; return the shares served and counts."""
     served, counts = [], Counter()
     for faults in (False, True):
         with tempfile.TemporaryDirectory() as folder:
-            loop = Loop(run, folder, seed, days, faults=faults)
+            loop = kind(run, folder, seed, days, faults=faults)
             served.append(asyncio.run(loop.live_through()))
             counts = loop.counts
     return *served, counts
 
 
-def main():
-    """Run seeds and write their counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--days", type=int, default=30)
-    parser.add_argument("--out", type=Path)
-    given, rows = parser.parse_args(), []
-    for seed in given.seeds:
+async def end_under_traffic(run, folder, number, rng):
+    """Send SIGTERM to the server at random moments under traffic; return the seconds to its end."""
+    loop, seconds = Loop(run, folder, 1, 1), []
+
+    async def talk(point):
+        await point.plug()
+        while point.link is not None:
+            await point.meter()
+
+    async def ask():
+        while loop.process is not None:
+            await loop.ask("/allocate", {"stations": []})
+
+    for _ in range(number):
+        loop.minute += 1
+        await loop.start()
+        tasks = [talk(point) for point in loop.points.values() if point.link is not None]
+        tasks = [asyncio.create_task(task) for task in (*tasks, ask())]
+        await asyncio.sleep(rng.uniform(0, 1))
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            plain, disturbed, counts = compare(make_run(folder), seed, given.days)
-        row = {"seed": seed, "days": given.days, "served": plain, "served with faults": disturbed}
-        rows.append(row | dict(counts) | {"seconds": round(time.monotonic() - begun)})
-        print(json.dumps(rows[-1]), flush=True)
-        if given.out is not None:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps(rows, indent=1) + "\n")
+        loop.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(loop.process.wait(), 60)
+        seconds.append(time.monotonic() - begun)
+        assert loop.process.returncode == 0, loop.process.returncode
+        loop.process = None
+        await loop.listening
+        for point in loop.points.values():
+            await point.drop()
+            point.transaction = None
+        await asyncio.gather(*tasks)
+    assert not loop.errors, loop.errors[:3]
+    return seconds
+
+
+def write(path, content):
+    """Write a JSON file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main():
+    """Run seeds until the time is over, or signals, and write the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="start no seed after so long")
+    parser.add_argument("--days", type=int, default=2)
+    parser.add_argument("--signals", type=int, default=0, help="end the server so often instead")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    given, rows, begun = parser.parse_args(), [], time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        run, rng = make_run(folder), np.random.default_rng(given.seed)
+        if given.signals:
+            state = Path(folder) / "state"
+            state.mkdir()
+            seconds = asyncio.run(end_under_traffic(run, state, given.signals, rng))
+            found = {"SIGTERM": len(seconds), "within 5 s": sum(x < 5 for x in seconds)}
+            write(given.out / "signals.json", found | {"longest, seconds": round(max(seconds), 2)})
+            return
+        seed = given.seed
+        while time.monotonic() - begun < given.seconds:
+            for kind in (Loop, HttpLoop):
+                then = time.monotonic()
+                plain, disturbed, counts = compare(run, seed, given.days, kind)
+                row = {"garage": kind.__name__, "seed": seed, "days": given.days, "served": plain}
+                row |= {"served with faults": disturbed, **counts}
+                rows.append(row | {"seconds": round(time.monotonic() - then)})
+                print(json.dumps(rows[-1]), flush=True)
+                write(given.out / "rows.json", rows)
+            seed += 1
 
 
 if __name__ == "__main__":

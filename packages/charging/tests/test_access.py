@@ -88,7 +88,8 @@ def ask(port, method, path, body=None, **headers):
 def garage(run, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("garage")
     (folder / "site.toml").write_text(SAFE.to_toml())
-    with serving(run, "--site", folder / "site.toml", "--allowed-hosts", "garage.example") as found:
+    options = ("--site", folder / "site.toml", "--allowed-hosts", "garage.example", "--every", "1")
+    with serving(run, *options) as found:
         yield found["ports"][0]
 
 

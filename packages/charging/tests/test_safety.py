@@ -73,6 +73,17 @@ def test_a_capacity_outlives_a_restart_and_its_end_never_raises_it(tmp_path, at)
     assert forever.in_force()[0] == 3
 
 
+def test_a_limit_that_ends_before_the_next_answer_applies_at_once(at):
+    limits = LiveLimits(replace(SITE, safe_a=10.0))
+    limits.set({"limits": {"feeder L1": {"a": 14}, "feeder L2": {"a": 6}}, "ttl_s": 400})
+    limits.ahead_seconds = EVERY
+    assert limits.in_force()[1:].tolist() == [14, 6, 10]
+    at.seconds += 101
+    assert limits.in_force()[1:].tolist() == [10, 6, 10]
+    at.seconds += 300
+    assert limits.in_force()[1:].tolist() == [10, 10, 10]
+
+
 def test_a_station_that_the_state_does_not_know_counts_until_its_profile_would_have_ended(
     tmp_path, at
 ):
@@ -119,6 +130,60 @@ def test_a_state_is_read_by_the_names_of_stations(tmp_path, at):
     other = Controller(policy, ABOUT, more, state=state)
     assert other.limits.in_force()[0] == 9.0
     assert other.state()["stations"]["A"]["offered_a"] == offers.allocation_a["A"] > 0
+
+
+def test_what_a_removed_station_holds_is_reserved_until_its_profile_expires(tmp_path, at):
+    points = make_points(path=tmp_path / "s.json")
+    a = points.points["A"]
+    a.heard, a.has_default, a.profiles = True, True, [(12.0, at.seconds + 500)]
+    points._save()
+    less = replace(SITE, stations={name: SITE.stations[name] for name in "BC"})
+    # Also over a second restart.
+    for _ in range(2):
+        again = make_points(less, tmp_path / "s.json")
+        assert again.limits.in_force().tolist() == pytest.approx([4 * 0.69, 4, 4, 4])
+        again._save()
+    at.seconds += 501
+    assert again.limits.in_force().tolist() == pytest.approx([16 * 0.69, 16, 16, 16])
+
+
+def test_by_http_the_last_offer_to_a_removed_station_is_reserved(tmp_path, at):
+    policy, state = Pooled(CHANNELS, 4, key=jax.random.key(0)), tmp_path / "c.json"
+    cars = [{"id": name, "plugged": True, "arrival": "2026-03-02 08:00"} for name in "AC"]
+    now = {"time": "2026-03-02 09:00", "stations": [cars[0], *({"id": x} for x in "BC")]}
+    first = Controller(policy, ABOUT, SITE, trust=0.0, state=state).allocate(now).allocation_a
+    less = replace(SITE, stations={name: SITE.stations[name] for name in "BC"})
+    now["stations"] = [{"id": "B"}, cars[1]]
+    assert first["A"] == 16
+    for _ in range(2):
+        again = Controller(policy, ABOUT, less, trust=0.0, state=state)
+        again.reserve_unheard(4 * EVERY)
+        assert again.allocate(now).allocation_a["C"] == 0
+    at.seconds += 4 * EVERY + 1
+    assert again.allocate(now).allocation_a["C"] == 16
+
+
+def test_without_a_state_a_station_that_no_statement_has_listed_keeps_its_cable(tmp_path, at):
+    policy, state = Pooled(CHANNELS, 4, key=jax.random.key(0)), tmp_path / "c.json"
+    car = {"id": "C", "plugged": True, "arrival": "2026-03-02 08:00"}
+
+    def offered(*stations, restart=False):
+        if restart:
+            found = Controller(policy, ABOUT, SITE, trust=0.0, state=state)
+            found.reserve_unheard(4 * EVERY)
+            cold.append(found)
+        return cold[-1].allocate({"time": "2026-03-02 09:00", "stations": [*stations]}).allocation_a["C"]
+
+    cold, others = [], [{"id": name, "plugged": False} for name in "AB"]
+    assert offered(car, restart=True) == 0
+    assert offered(car, others[0]) == 0
+    assert offered(car, others[1]) == 16
+    # The state has the names of all stations that were listed.
+    assert offered(car, restart=True) == 16
+    state.unlink()
+    assert offered(car, restart=True) == 0
+    at.seconds += 4 * EVERY + 1
+    assert offered(car) == 16
 
 
 def test_a_transaction_stays_with_its_station_and_a_strange_connector_is_refused(at):

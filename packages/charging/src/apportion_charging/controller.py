@@ -8,6 +8,7 @@ baseline if the policy fails. Its state survives a restart.
 
 import json
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -187,6 +188,12 @@ class Controller:
         self.seen: dict[str, _Car] = {}
         """The cars of the last call."""
         self.limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
+        self._unheard: set[str] = set(self._names)
+        """Stations that no statement and no state file has named."""
+        self._unheard_until = -math.inf
+        self._removed: dict[str, dict[str, Any]] = {}
+        """The saved state of stations with an offer that left the site."""
+        self._limit_names = site.wiring().names
         # Compile everything before the first call, the policy even if trust is 0.
         self.trust = 1.0
         self._learn({}, self._physics.period_hours)
@@ -202,6 +209,18 @@ class Controller:
     def load(cls, folder: Path | str, site: Site, **options: Any) -> "Controller":
         """Load the policy of a finished charging run; options as above."""
         return cls(load_run(folder).policy, load_about(folder), site, **options)
+
+    def reserve_unheard(self, seconds: float) -> None:
+        """Reserve what stations may hold that no statement has listed, for some seconds at most.
+
+        That is the cable of a station that the state file does not know, until a statement lists it, and
+        the last offer to a station that left the site.
+        """
+        self._unheard_until = clock.now() + seconds
+        for car in self._removed.values():
+            until = car.setdefault("until", self._unheard_until)
+            load = {name: car["offered_a"] * x for name, x in car["load"].items()}
+            self.limits.reserve(load, until)
 
     @property
     def trust(self) -> float:
@@ -258,9 +277,13 @@ class Controller:
         self._learn(cars, hours if 0 < hours <= _LONGEST_GAP_HOURS else 0.0)
         kept = np.where(np.isnan(fixed), self._known.offered_a, fixed)
         reserved = np.where(silent, kept, 0.0)
-        left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
+        unheard = [name in self._unheard for name in self._names]
+        if clock.now() >= self._unheard_until:
+            unheard = np.zeros(len(unheard), bool)
+        held_a = np.where(unheard, self._stations.max_a, reserved)
+        left_kw = max(capacity - float(held_a @ self._stations.kw_per_a), 0.0)
         limit_a = np.minimum(self._stations.limit_a, limits[1:])
-        left_a = np.maximum(limit_a - self._stations.load @ reserved, 0.0)
+        left_a = np.maximum(limit_a - self._stations.load @ held_a, 0.0)
         amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
         # A silent station may not receive a lower offer, so its last one stays reserved.
         offered = np.where(silent, reserved, amperes)
@@ -463,6 +486,7 @@ class Controller:
                     fixed[place], held[name] = still, car
                 elif car is not None:
                     cars[name] = car
+        self._unheard -= listed
         takes_offers = np.array([name in listed for name in self._names]) & np.isnan(fixed)
         return time, cars, ~takes_offers, fixed, held
 
@@ -549,8 +573,13 @@ class Controller:
                     f.name: getattr(self._known, f.name)[place].item() for f in fields(GarageState)
                 }
                 one = {"phase": self._one_phase.get(name)}
-                stations[name] = {"arrival": str(arrival), **one, **known}
-        return {"time": str(self._time), "stations": stations}
+                above = (self._stations.kw_per_a[place], *self._stations.load[:, place])
+                load = dict(zip(self._limit_names, map(float, above), strict=True))
+                stations[name] = {"arrival": str(arrival), **one, **known, "load": load}
+        now, removed = clock.now(), self._removed.items()
+        stations |= {name: car for name, car in removed if car.get("until", now) > now}
+        heard = [name for name in self._names if name not in self._unheard]
+        return {"time": str(self._time), "heard": heard, "stations": stations}
 
     def restore(self, content: Any, source: str = "state") -> None:
         """Continue from what `state` returned, by the names of stations; InputError if it is invalid."""
@@ -573,6 +602,12 @@ class Controller:
             self._stations = make_stations(self.site, self._one_phase)
             self._time = datetime.fromisoformat(content["time"])
             self._known = GarageState(**arrays)
+            self._unheard -= {*content.get("heard", self._names)}
+            self._removed = {
+                name: car
+                for name, car in content["stations"].items()
+                if name not in kept and car["offered_a"] > 0 and "load" in car
+            }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: not a valid controller state; remove it") from None
 

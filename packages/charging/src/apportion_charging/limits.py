@@ -2,7 +2,8 @@
 
 A live limit is in force until its time to live ends, and never above the site's own. Then, and until the
 first one arrives, the safe limit of the site file applies. Without a safe limit the last live one stays.
-`capacity_kw` of a request is a live limit of the feeder, too, whose end never raises it.
+`capacity_kw` of a request is a live limit of the feeder, too, whose end never raises it. What a station that
+left the site may still draw is subtracted from each limit above it.
 """
 
 import json
@@ -54,6 +55,9 @@ class LiveLimits:
         self._own = dict(zip(wiring.names, wiring.limit.tolist(), strict=True))
         self._safe = self._convert(site.safe_limits())
         self._live: dict[str, _Live] = {}
+        self.ahead_seconds = 0.0
+        """A limit counts as the lowest that it is for so long, if no other limit arrives."""
+        self._reserved: list[tuple[Mapping[str, float], float]] = []
         if path is not None and path.exists():
             with reading(path, "remove it to start without live limits"):
                 kept = json.loads(path.read_text(encoding="utf-8"))
@@ -91,13 +95,20 @@ class LiveLimits:
             except OSError as error:
                 _log.warning("%s: the live limits were not saved (%s)", self._path, error)
 
+    def reserve(self, load: Mapping[str, float], until: float) -> None:
+        """Subtract a load, by the names of the limits, until a time in seconds."""
+        self._reserved.append((load, until))
+
     def in_force(self) -> np.ndarray:
         """Return the limits now, in the order of `Site.wiring`: kW the first, amperes the others."""
         limits = np.array([self._find(name)[0] for name in self._own])
         phases = [n for n, name in enumerate(self._own) if name.startswith("feeder L")]
         if phases:
             limits[0] = min(limits[0], limits[phases].sum() * self._volts / 1000)
-        return limits
+        self._reserved = [(load, until) for load, until in self._reserved if until > clock.now()]
+        for load, _ in self._reserved:
+            limits -= [load.get(name, 0.0) for name in self._own]
+        return np.maximum(limits, 0.0)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return where a limit is from (site, live, safe or expired) and the age of its live value."""
@@ -106,12 +117,17 @@ class LiveLimits:
         return {"source": self._find(name)[1], "age_s": age}
 
     def _find(self, name: str) -> tuple[float, str]:
+        """Return a limit and where it is from: the lower one of now and `ahead_seconds` later."""
+        now = clock.now()
+        return min(self._at(name, now), self._at(name, now + self.ahead_seconds))
+
+    def _at(self, name: str, time: float) -> tuple[float, str]:
         own, live = self._own[name], self._live.get(name)
         safe = min(own, self._safe.get(name, own))
         if live is None:
             return safe, "safe" if name in self._safe else "site"
         # A clock that was set back must not extend a limit.
-        if live.since <= clock.now() < live.until:
+        if live.since <= time < live.until:
             return min(own, live.limit), "live"
         if name in self._safe and (not live.falls or safe < live.limit):
             return safe, "safe"

@@ -38,7 +38,7 @@ from apportion_charging.meters import MARGIN, Meter, read_number, read_samples
 from apportion_charging.ocpp_versions import LINKS, Link, stamp
 from apportion_charging.site import Site, Station
 
-_VALID_PERIODS = 3
+VALID_PERIODS = 3
 """Periods after which a profile expires, plus one because a charge point's clock may be off."""
 _REPLY_SECONDS = 10.0
 """Seconds to wait for a reply."""
@@ -157,8 +157,10 @@ class ChargePoints:
         self._unresponsive: set[str] = set()
         self._unknown: set[str] = set()
         self._number = 0
+        self._removed: dict[str, Any] = {}
+        """The saved state of stations that left the site, while their profiles may be in force."""
         self.points = {name: _Point(name, station) for name, station in site.stations.items()}
-        self._valid_seconds = (_VALID_PERIODS + 1) * every
+        self._valid_seconds = (VALID_PERIODS + 1) * every
         self._of: dict[str, dict[int, _Point]] = {}
         for name, point in self.points.items():
             full_kw = len(point.station.phases) * site.volts * point.station.max_a / 1000
@@ -537,8 +539,11 @@ class ChargePoints:
     def _save(self) -> None:
         if self._path is None:
             return
+        names, load = self.site.wiring().names, self.load()
         kept = {
             name: {
+                "load": dict(zip(names, load[:, place].tolist(), strict=True)),
+                "max_a": point.station.max_a,
                 "heard": point.heard,
                 "has_default": point.has_default,
                 "profiles": point.profiles,
@@ -547,10 +552,10 @@ class ChargePoints:
                 "stated": point.stated,
                 "car": point.car and asdict(point.car) | {"arrival": str(point.car.arrival)},
             }
-            for name, point in self.points.items()
+            for place, (name, point) in enumerate(self.points.items())
         }
         try:
-            write_json(self._path, {"points": kept})
+            write_json(self._path, {"points": self._removed | kept})
         except OSError as error:
             self._note("all", "state", f"{self._path} was not saved ({error})")
 
@@ -560,7 +565,7 @@ class ChargePoints:
             content = json.loads(path.read_text(encoding="utf-8"))
             for name, kept in content["points"].items():
                 if name not in self.points:
-                    _log.warning("%s: station %s is not in the site any more", path, name)
+                    self._reserve(name, kept)
                     continue
                 point, car = self.points[name], kept["car"]
                 point.heard, point.has_default = bool(kept["heard"]), bool(kept["has_default"])
@@ -571,6 +576,19 @@ class ChargePoints:
                     setattr(point.meter, field_name, kept["meter"][field_name])
                 point.statements, point.stated = dict(kept["statements"]), float(kept["stated"])
                 point.profiles = [(float(a), float(until)) for a, until in kept["profiles"]]
+
+    def _reserve(self, name: str, kept: Mapping[str, Any]) -> None:
+        """Reserve what a station that left the site may draw, until its profiles expire."""
+        now = clock.now()
+        left = [(float(a), float(until)) for a, until in kept["profiles"] if until > now]
+        if kept["heard"] and not kept["has_default"]:
+            left.append((float(kept["max_a"]), now + self._valid_seconds))
+        if not left or "load" not in kept:
+            return
+        amperes, until = max(a for a, _ in left), max(until for _, until in left)
+        _log.warning("station %s left the site; %g A count until its profile expires", name, amperes)
+        self._removed[name] = kept
+        self.limits.reserve({limit: amperes * x for limit, x in kept["load"].items()}, until)
 
 
 def _point_id(path: str) -> str:

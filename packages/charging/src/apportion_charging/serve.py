@@ -5,6 +5,8 @@ read before each decision and sets the trust in the policy; each change is logge
 """
 
 import asyncio
+import atexit
+import gc
 import logging
 import os
 import secrets
@@ -47,7 +49,7 @@ from apportion_charging.access import (
 )
 from apportion_charging.backtest import read_certificate
 from apportion_charging.controller import FIELDS, Controller, PowerOffers
-from apportion_charging.ocpp import ChargePoints
+from apportion_charging.ocpp import VALID_PERIODS, ChargePoints
 from apportion_charging.settings import ChargingServeOptions
 from apportion_charging.site import Site
 
@@ -410,6 +412,8 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
         raise InputError(
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
         )
+    # Skip the collection of all compiled programs at the end: it takes seconds on a busy machine.
+    atexit.register(gc.freeze)
     ocpp_port = options.ocpp
     if ocpp_port is not None and options.ocpp_passwords is None and not options.ocpp_open:
         raise InputError(
@@ -448,7 +452,11 @@ async def _live(
     service.hosts = (*options.allowed_hosts, options.host)
     service.tls = make_tls(options.ocpp_cert, options.ocpp_key)
     _log.info("serving %s at http://%s", site.describe(), _address(http))
-    if ocpp is not None:
+    if ocpp is None:
+        controller.reserve_unheard((VALID_PERIODS + 1) * every)
+        # An answer is in force until the next one, also when a limit ends in between.
+        service.limits.ahead_seconds = every
+    else:
         kept = options.state and options.state.with_suffix(".ocpp.json")
         points = service.points = ChargePoints(
             site, service.decide, service.limits, every=every, path=kept
