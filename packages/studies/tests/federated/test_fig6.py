@@ -35,7 +35,7 @@ def computed(cells):
 def cells_of(program):
     """Those of the paper's size, with the updates and the precision of `SMALL`."""
     plan = fig6.fig6(scale="paper", digits=DIGITS)
-    few = {0: 0, 6: SMALL.steps // 2, 12: SMALL.steps, 24: 2 * SMALL.steps}
+    few = {0: 0, 5: SMALL.steps // 2, 10: SMALL.steps, 20: 2 * SMALL.steps}
     return [
         replace(
             cell,
@@ -204,8 +204,8 @@ def test_every_seed_has_every_method_and_every_fixed_share():
         fig6.fig6(scale="paper")
     plans = [fig6.fig6(scale="paper", seed=seed, digits=DIGITS) for seed in (5, 6)]
     plan = plans[0]
-    # 12 seeds of the paper's arms, of unlike tasks and of three fixed shares, fewer of others.
-    count = 12 * (4 + 3) + 2 * 8 + 4 * (2 + 3) + 4 * 4
+    # 12 seeds of the paper's arms, of unlike tasks and of FedAvg, fewer of others.
+    count = 12 * (4 + 2) + 2 * 8 + 4 * (2 + 4) + 4 * 4
     assert len({cell.name for cell in plan.cells}) == len(plan.cells) == count
     for arm in (("alike", "raw"), ("unlike", "accuracy")):
         own = [cell for cell in plan.cells if (cell["tasks"], cell["state"]) == arm]

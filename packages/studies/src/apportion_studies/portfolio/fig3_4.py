@@ -78,6 +78,8 @@ _FROM, _UP_TO = 0.3, 0.2
 """Fractions of tasks: priorities should help above the first, and not below the second."""
 _LITTLE = 1.0
 """Fewer points a year are not much."""
+_SINGLE_TOGETHER = 10
+"""Experiments whose single-task policies are one program, limited by GPU memory."""
 _VALUES = ["gain", "sharpe", "equal_sharpe"]
 _EPOCHS, _UPDATES, _STOPPED = "equal epochs", "equal updates", "stopped early"
 _TESTED = {"own": "own tasks", "held-out": "held-out instruments"}
@@ -203,9 +205,11 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
         years = size.walked if count in size.counts else size.years
         for experiment, year in product(range(size.experiments), years):
             values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
-            program = f"{method}-{count}"
+            arm = program = f"{method}-{count}"
+            if count == many and method == "stl" and experiment >= _SINGLE_TOGETHER:
+                program += f"-{experiment // _SINGLE_TOGETHER}"
             for replicate in range(size.seeds(method, count, year)):
-                name = f"{program}-{experiment}-{year}-{replicate}"
+                name = f"{arm}-{experiment}-{year}-{replicate}"
                 cells.append(Cell(name, values | {"replicate": replicate}, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), "tasks": own.pop("counts"), **own}
