@@ -70,6 +70,8 @@ class Cell:
     """Parameters of the cell, as plain values."""
     program: str = ""
     """Name of the program; cells of one program are computed together."""
+    on_processor: bool = False
+    """Compute on the CPU, because the program is too small for a GPU."""
 
     @classmethod
     def alone(cls, name: str, values: dict[str, Any]) -> "Cell":
@@ -159,6 +161,11 @@ class Program:
 
     plan: Plan
     cells: tuple[Cell, ...]
+
+    @property
+    def on_processor(self) -> bool:
+        """Whether it is computed on the CPU."""
+        return self.plan.on_processor or self.cells[0].on_processor
 
 
 def _programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:

@@ -62,7 +62,7 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
     def report(what: str, fraction: float) -> None:
         on_event(f"{plan.study}: {what}", max(fraction * len(program.cells) - yielded, 0.0))
 
-    devices = jax.local_devices(backend="cpu" if plan.on_processor else None)
+    devices = jax.local_devices(backend="cpu" if program.on_processor else None)
     device = devices[number % len(devices)]
     before = time.monotonic()
     with jax.default_device(device):
@@ -185,7 +185,7 @@ def _take(
     worker in three prefers programs for the CPU, so that CPU and GPU are both used from the start.
     """
     fitting = [one for one in waiting if one[0].plan.at_once is None or place < one[0].plan.at_once]
-    liked = [one for one in fitting if one[0].plan.on_processor == beside]
+    liked = [one for one in fitting if one[0].on_processor == beside]
     if not fitting:
         return None
     taken = (liked or fitting)[0]

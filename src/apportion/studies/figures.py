@@ -46,12 +46,12 @@ def band(axis: Axes, x: Any, estimates: Sequence[Estimate], colour: str, label: 
 
 
 def forest(shown: Mapping[str, Mapping[str, Estimate]], label: str, width: float = 4.0) -> Figure:
-    """Draw one panel per title, each with one row per name: the estimate and its interval."""
+    """Draw one panel per title, with a row for each name of the first: estimate and interval, if any."""
     names = list(next(iter(shown.values())))
     size = (width * len(shown) + 2, 1.6 + 0.3 * len(names))
     figure, axes = panels(*size, len(shown), sharey=True)
     for axis, (title, estimates) in zip(axes, shown.items(), strict=True):
-        for place, one in enumerate(estimates[name] for name in names):
+        for place, one in ((names.index(name), one) for name, one in estimates.items()):
             axis.plot([one.low, one.high], [place, place], color="C0")
             axis.plot(one.value, place, "o", color="C0")
         axis.axvline(0, color="k", linewidth=0.8)

@@ -151,7 +151,7 @@ def walk_day(
 
 
 @eqx.filter_jit
-def _walk_rows(
+def walk_rows(
     today: Garage,
     stations: Stations,
     state: GarageState,
@@ -320,7 +320,7 @@ def simulate(
             here, stations = gather(table, wiring, today, tasks[own].astype(np.int32))
             state = start_day(state, stations, joins[today])
             feeder = jnp.asarray(capacity[own])
-            state, *found = _walk_rows(
+            state, *found = walk_rows(
                 here, stations, state, feeder, tuple(schedules), jnp.int32(number), physics
             )
             there = today >= 0

@@ -17,7 +17,7 @@ FIG3_4 = StudyEntry(
     "apportion_studies.portfolio.fig3_4:fig3_4",
     "single-task, multi-task and prioritised learning: curves, and held-out instruments",
     figures=("fig3", "fig4", "protocols"),
-    cost=10,
+    cost=12,
 )
 LITERAL = StudyEntry(
     "apportion_studies.portfolio.literal:literal",
@@ -50,7 +50,7 @@ FIG6 = StudyEntry(
 FEDERATIONS = StudyEntry(
     "apportion_studies.federated.federations:federations",
     "one policy in every kind of federation, beside every other way to aggregate",
-    cost=12,
+    cost=10,
 )
 BOUND = StudyEntry(
     "apportion_studies.theory.bound:bound",

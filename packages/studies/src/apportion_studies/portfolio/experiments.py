@@ -163,6 +163,22 @@ def stopped(rows: Any, arm: Sequence[str]) -> Any:
     return rows.merge(best.assign(year=best.year + 1), on=[*place, "step"])
 
 
+def share_of_years(gap: Any) -> float:
+    """Share of the variance of a gap, experiments by years, that is due to the year.
+
+    >>> share_of_years(pd.DataFrame([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]]))
+    1.0
+    """
+    table = np.asarray(gap, float)
+    by_row, by_column = table.mean(1), table.mean(0)
+    rest = ((table - by_row[:, None] - by_column + table.mean()) ** 2).sum()
+    rest /= max((table.shape[0] - 1) * (table.shape[1] - 1), 1)
+    # Components of variance; an estimate below 0 counts as 0.
+    years = max(by_column.var(ddof=1) - rest / table.shape[0], 0.0)
+    experiments = max(by_row.var(ddof=1) - rest / table.shape[1], 0.0)
+    return float(years / ((years + experiments + rest) or 1.0))
+
+
 def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
     """Apply `follow` to each policy with its own slice of the others.
 
