@@ -2,9 +2,9 @@
 
     python benchmarks/certificates.py
 
-Trains a charging, a portfolio and a federated policy as the page says, and certifies them; simulates gains
-of known mean besides. Writes table.csv, simulated.csv and certificate.json to docs/results/certificates.
-Tests take their gains from here.
+Trains a charging and a portfolio policy as the page says, and certifies them; simulates gains of known mean
+besides. Writes table.csv, simulated.csv and certificate.json to docs/results/certificates. Tests take their
+gains from here.
 """
 
 import json
@@ -28,7 +28,6 @@ PATHS = 2000
 TRAINED = {
     "garage": "train charging",
     "market": "train portfolio --until 2018-12-31",
-    "federation": "train federated --steps 60",
 }
 CERTIFIED = {
     "charging, JPL, single days": ("garage", "--against llf --site jpl --block 1"),
@@ -40,7 +39,6 @@ CERTIFIED = {
     "charging, JPL": ("garage", "--against llf --site jpl"),
     "charging, Caltech": ("garage", "--against llf --site caltech"),
     "portfolio": ("market", "--against lazy-crp"),
-    "aggregation": ("federation", "--against fedavg"),
 }
 COLUMNS = [
     *("verdict", "decided", "start", "end", "period", "block"),

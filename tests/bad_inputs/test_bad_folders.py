@@ -66,7 +66,6 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("no such scheduler", f"{JPL} --against lfl", "did you mean llf?"),
         ("one that looks ahead", f"{JPL} --against clairvoyant", ("'clairvoyant'", "choose equal")),
         ("of two sites", LLF, ("2 sites", "--site")),
-        ("a garage, federations", f"{LLF} --federations 3", "no option --federations"),
     ),
     *of(
         "portfolio",
@@ -78,10 +77,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         "portfolio",
         ("another kind", "certify run --against other", "other", {"other/settings.toml": "a = 1"}),
     ),
-    *of(
-        "federated",
-        ("no federation", f"{FEDAVG} --federations 0", "federations is 0"),
-    ),
+    *of("federated", ("of a federation", FEDAVG, "federated has no gains")),
 )
 def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

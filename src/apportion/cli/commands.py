@@ -396,7 +396,6 @@ def make_certify(arguments: Sequence[str]) -> Command:
     """Build `certify DIR` with the options of the run's domain."""
     own = "certify runs/first --against NAME"
     domain, kinds, shown = _for_run("certify", arguments, own)
-    files = [found.live_file for found in all_domains() if found.live_file]
 
     def command(
         folder: Folder,
@@ -421,19 +420,19 @@ def make_certify(arguments: Sequence[str]) -> Command:
         Parameters
         ----------
         folder
-            Folder of a finished runFILES.
+            Folder of a finished run.
         against
             Name of the baseline, or the folder of another run.
         alpha
             Probability of a wrong verdict, between 0 and 1.
         block
             Consecutive periods whose mean is one bet, because gains of neighbouring periods are dependent;
-            by default 28 days, 13 weeks, 5 rounds or 1 federation.
+            by default 28 days or 13 weeks.
         out
             Folder for the certificate: JSON, a table and a plot. By default the folder of the run, whose
             earlier certificate is replaced.
         """
-        source = folder if folder.is_file() else finished_run(folder, domain)
+        run = finished_run(folder, domain)
         own = options.get(domain.name)
         bound = getattr(own, "bound", None)
         if not 0 < alpha < 1:
@@ -443,14 +442,12 @@ def make_certify(arguments: Sequence[str]) -> Command:
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
         if out is None:
-            out = folder.parent if folder.is_file() else folder
+            out = folder
         else:
             for name in _CERTIFICATE:
                 require_new(out / name)
         require_writable(out)
-        made = stoppable(
-            lambda: domain.gains(source, against, own).certify(alpha=alpha, block=block)
-        )
+        made = stoppable(lambda: domain.gains(run, against, own).certify(alpha=alpha, block=block))
         plot = out / "certificate.png"
         with checksummed(out, *_CERTIFICATE):
             _write_file(made, out / "certificate.json")
@@ -458,7 +455,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
             write_figure(plot, made.plot(), dpi=130)
         return made.to_json() | {"plot": str(plot)} if json else f"{made.summary()}\nwrote {plot}"
 
-    return with_options(command, kinds, shown, FILES="".join(f", or {file}" for file in files))
+    return with_options(command, kinds, shown)
 
 
 _CERTIFICATE = ("certificate.json", "certificate.csv", "certificate.png")

@@ -34,12 +34,10 @@ def all_domains() -> list[Domain]:
 
 
 def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
-    """Return the domain of the run, or of the live file, in the arguments; None without one."""
+    """Return the domain of the run in the arguments; None without one."""
     for path in (Path(word) for word in arguments if not word.startswith("-")):
         if (path / "settings.toml").is_file():
             return find_domain(load_run(path).job)
-        if command == "certify" and path.is_file():
-            return next((domain for domain in all_domains() if domain.live_file), None)
     return None
 
 

@@ -114,9 +114,6 @@ class Domain(ABC):
         Command lines for the help, without the program's name: `backtest runs/first --json`.
     glossary : mapping of str to str
         Terms that the page of a run explains in addition to the common ones.
-    live_file : str
-        The file of gains that a live system writes, such as "the file that a Flower server keeps". If
-        set, `gains` also accepts its path.
 
     Examples
     --------
@@ -141,7 +138,6 @@ class Domain(ABC):
     check_options: ClassVar[type | None] = None
     examples: ClassVar[tuple[str, ...]] = ()
     glossary: ClassVar[Mapping[str, str]] = {}
-    live_file: ClassVar[str] = ""
 
     def settings_for(self, values: Mapping[str, Any]) -> type:
         """Return the settings class for these values, selected by `learner` if there are variants."""
@@ -189,12 +185,9 @@ class Domain(ABC):
         """Control a live system with a finished run's policy until a signal; return a final message."""
         raise InputError(f"{run.folder}: a run of {self.name}, which has no command serve")
 
-    def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
-        """Return the gain over a baseline in each period, the input of `certify`.
-
-        `source` is a finished run, or a file of gains that a live system of this domain wrote.
-        """
-        raise InputError(f"{source}: {self.name} has no gains, which certify needs")
+    def gains(self, run: "Run", against: str, options: Any) -> "Gains":
+        """Return the gain of a finished run over a baseline in each period, the input of `certify`."""
+        raise InputError(f"{run.folder}: {self.name} has no gains, which certify needs")
 
     def check(self, options: Any) -> Result:
         """Validate the user's data files and describe their content."""

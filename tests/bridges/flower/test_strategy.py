@@ -649,11 +649,8 @@ def test_a_saved_policy_brings_its_window(tmp_path):
         (opinionated, {"labels": [0.5, 1.0]}, "labels"),
         (opinionated, {"labels": []}, "labels"),
         (opinionated, {"max_update_ratio": 0.5}, "max_update_ratio"),
-        (opinionated, {"max_gain": 0}, "max_gain is 0"),
         (opinionated, {"lables": [0]}, "no option is called 'lables'; did you mean labels?"),
         (opinionated, {"min_train_node": 3}, "did you mean min_train_nodes?"),
-        (opinionated, {"alpha": 0.05, "gate": False}, "trust is earned on the gate's samples"),
-        (opinionated, {"alpha": 1.5}, "trust is earned on the gate's samples"),
         (opinionated, {"predict": False, "score": lambda arrays: [1.0]}, "either predict"),
     ],
 )

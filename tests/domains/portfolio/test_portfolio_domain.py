@@ -147,8 +147,6 @@ def test_a_run_is_backtested_beside_baselines(whole, place):
     gains = DOMAIN.gains(run, "lazy-crp", PortfolioCertifyOptions())
     assert len(gains.values) == 4
     assert gains.baseline == "lazy-crp"
-    with pytest.raises(InputError, match="give the folder of a portfolio run"):
-        DOMAIN.gains(place / "prices.csv", "lazy-crp", PortfolioCertifyOptions())
 
 
 def test_a_run_shows_its_choice_and_keeps_it_to_its_settings(whole, place):

@@ -150,17 +150,15 @@ class _ChargingDomain(Domain):
         del chosen["sessions"], chosen["columns"]
         return backtest_saved(run.policy, about, frame, embedded=embedded, **chosen)
 
-    def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
-        if isinstance(source, Path):
-            raise InputError(f"{source}: no folder of a charging run")
-        frame, embedded = _read_own(source, options.data, options)
+    def gains(self, run: "Run", against: str, options: ChargingCertifyOptions) -> "Gains":
+        frame, embedded = _read_own(run, options.data, options)
         from apportion.runs.policy_file import load_about
         from apportion_charging.backtest import GAIN_BOUND, daily_gains
 
-        about, chosen = load_about(source.folder), asdict(options)
+        about, chosen = load_about(run.folder), asdict(options)
         del chosen["data"], chosen["columns"]
         chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
-        return daily_gains(source.policy, about, frame, against, embedded=embedded, **chosen)
+        return daily_gains(run.policy, about, frame, against, embedded=embedded, **chosen)
 
     def allocate(self, run: "Run", options: ChargingAllocateOptions) -> "PowerOffers":
         if options.now is None:

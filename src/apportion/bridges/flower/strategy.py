@@ -24,10 +24,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float
 
-from apportion.certify.certificate import Gains
-from apportion.composition import mix_allocations
 from apportion.domains.federated.aggregators import STEP_STANDARD_ERRORS, descend_shares
-from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import AggregationPolicy, Decision, shipped_policy
 from apportion.domains.federated.states import (
     QUARTER,
@@ -92,8 +89,6 @@ class _Aggregated:
     """Source of the model: the policy, FedAvg, or the last round."""
     accuracy: float = float("nan")
     """Accuracy of the model on the server's samples."""
-    gain: float = float("nan")
-    """Gain of the policy's model over FedAvg's on the gate's samples, whichever is used."""
 
 
 RARE_CLIENT_ROUNDS = 5
@@ -223,7 +218,7 @@ class GuardedFedAvg(FedAvg):
             self._note(server_round, update.node, outcome, right, float(share))
         self._memory.made = made.model
         note = RoundNote(self._resumed + server_round, made.by, made.accuracy)
-        self._memory.end_round(note, made.gain)
+        self._memory.end_round(note)
         try:
             contents = [update.content for update in made.updates]
             metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
@@ -371,11 +366,6 @@ class LearnedAggregation(GuardedFedAvg):
         thirds as often right as the median client, on the classes that they name. With `score`: a lower
         loss than the model sent out on less than two thirds as many samples. Switch it off if most clients
         are malicious.
-    alpha : float, optional
-        Makes the policy earn trust: the model is FedAvg's, moved towards the policy's by the trust that
-        its gains have earned so far. If the policy is never better, P(trust ever reaches 1) <= alpha.
-    max_gain : float
-        Cap on a round's gain, for `alpha` and `gains`.
     checkpoint_path : path, optional
         File for the strategy's memory, written after every round. If it exists, the strategy resumes from
         it: start with `kept_model`.
@@ -403,21 +393,12 @@ class LearnedAggregation(GuardedFedAvg):
         max_update_ratio: float = 10.0,
         gate: bool = True,
         screen: bool = True,
-        alpha: float | None = None,
-        max_gain: float = MAX_GAIN,
         checkpoint_path: Path | str | None = None,
         **options: Unpack[FedAvgOptions],
     ):
         super().__init__(window, max_update_ratio, options)
         self.server = ServerData(predict, labels, score, tune)
-        if not 0 < max_gain <= 1:
-            raise InputError(f"max_gain is {max_gain}; it must be above 0 and at most 1")
-        self.gate, self.screen, self.alpha, self.max_gain = gate, screen, alpha, max_gain
-        if alpha is not None and not (0 < alpha < 1 and gate):
-            raise InputError(
-                f"alpha {alpha:g}: trust is earned on the gate's samples, with alpha above 0 and below 1; "
-                "leave gate on"
-            )
+        self.gate, self.screen = gate, screen
         self.policy = shipped_policy() if policy is None else policy
         _check_policy(self.policy)
         self.checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
@@ -458,8 +439,7 @@ class LearnedAggregation(GuardedFedAvg):
             self.server.begin_round(self._memory.start)
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            by_policy = self._memory.round_notes[-1].by == POLICYS
-            metrics["gate-passed"], metrics["trust"] = int(by_policy), self.trust
+            metrics["gate-passed"] = int(self._memory.round_notes[-1].by == POLICYS)
             if self.checkpoint_path is not None:
                 self._memory.save(self.checkpoint_path)
         return arrays, metrics
@@ -549,33 +529,21 @@ class LearnedAggregation(GuardedFedAvg):
         if not np.isfinite(shares).all():
             return None
         shares, models = shares / shares.sum(), [own.model for own in updates]
-        model, move, trust, gain = (
-            weighted_sum(shares, models),
-            self._memory.move,
-            self.trust,
-            np.nan,
-        )
+        model = weighted_sum(shares, models)
         found = self.server.judged(model)
         passed = not self.gate or found is not None
         if self.gate and found is not None and theirs is not None:
             passed = found.passes_gate(theirs)
-            kept = kept_samples(len(found.chances))
-            if kept.any():
-                gain = float((found.chances - theirs.chances)[kept].mean())
         if not passed:
             shares, model, found = fedavg.shares, fedavg.model, theirs
         way = (shares, float(decision.step), float(decision.momentum))
-        further = moved(models, start, move, *way)
+        further = moved(models, start, self._memory.move, *way)
         tried = self.server.judged(further)
         if not self.gate or (tried and found and tried.is_better(found, STEP_STANDARD_ERRORS)):
             model, found = further, tried
         else:
             way = (shares, 1.0, 0.0)
-        if trust < 1:
-            way = _mix_decisions(trust, fedavg.shares, *way)
-            model = moved(models, start, move, *way)
-            found = self.server.judged(model)
-        by = POLICYS if passed and trust > 0 else FEDAVGS
+        by = POLICYS if passed else FEDAVGS
         made = _Aggregated(model, updates, way[0], fedavg.accuracies, *way[1:], by)
         # A model that was tuned on the samples looks better on them than it is.
         fair = self.gate and not self._tuned
@@ -594,7 +562,7 @@ class LearnedAggregation(GuardedFedAvg):
         self._tuned = better is not None
         if better is not None:
             made, found = replace(made, model=better[0], by=TUNED), better[1]
-        return replace(made, gain=gain, accuracy=np.nan if found is None else found.accuracy)
+        return replace(made, accuracy=np.nan if found is None else found.accuracy)
 
     def _shown(
         self,
@@ -633,19 +601,6 @@ class LearnedAggregation(GuardedFedAvg):
         )
         return np.asarray(_channels(submission))[:m]
 
-    def gains(self) -> Gains:
-        """Gains of the policy's shares over FedAvg's in each round, in the probability of the right answer.
-
-        They are measured on the samples kept from the policy, the same in every round.
-        `strategy.gains().certify()` tests, in blocks of 5 rounds, whether the policy is better on them.
-        """
-        return round_gains(self._memory.gains, self.max_gain)
-
-    @property
-    def trust(self) -> float:
-        """Weight of the policy in the next model, in [0, 1]; 1 without `alpha`."""
-        return 1.0 if self.alpha is None else self.gains().certify(alpha=self.alpha, block=1).trust
-
     def _begin(self) -> None:
         """Start with an empty memory, or resume from the checkpoint."""
         super()._begin()
@@ -655,19 +610,6 @@ class LearnedAggregation(GuardedFedAvg):
             given = (self.checkpoint_path, self.window, self.server.fingerprint)
             self._memory = ClientMemory.restored(*given)
             self._resumed = self._memory.rounds
-
-
-def _mix_decisions(
-    trust: float, baseline: np.ndarray, shares: np.ndarray, step: float, momentum: float
-) -> tuple[np.ndarray, float, float]:
-    """Shares, step and momentum of the mixture of FedAvg's model and the policy's.
-
-    >>> _mix_decisions(0.5, np.array([0.5, 0.5]), np.array([1.0, 0.0]), 1.0, 0.4)
-    (array([0.75, 0.25]), 1.0, 0.2)
-    """
-    mixed_step = mix_allocations(step, 1.0, trust)
-    mixed = mix_allocations(step * shares, baseline, trust) / mixed_step
-    return mixed, mixed_step, trust * momentum
 
 
 # Compiled as one program each: separate operations would compile dozens for every number of clients.

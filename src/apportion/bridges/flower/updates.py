@@ -284,8 +284,6 @@ class ClientMemory:
         self.clients: dict[int, _ClientPast] = {}
         self.doubted: set[int] = set()
         """Clients that failed the screening when they last replied."""
-        self.gains: list[float] = []
-        """Gain of the policy over FedAvg in each round; NaN if not measured."""
         self.notes: list[ClientNote] = []
         self.round_notes: list[RoundNote] = []
 
@@ -329,11 +327,10 @@ class ClientMemory:
             past = self._extended(node, own)
             self.clients[node] = _ClientPast(past, float(share), self.rounds + 1)
 
-    def end_round(self, note: RoundNote, gain: float = np.nan) -> None:
-        """Count a round and remember its note and gain."""
+    def end_round(self, note: RoundNote) -> None:
+        """Count a round and remember its note."""
         self.rounds += 1
         self.round_notes.append(note)
-        self.gains.append(gain)
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
         """The last states of a client; after an absence, the present state in place of all."""
@@ -364,7 +361,6 @@ class ClientMemory:
             "norms": list(self.norms),
             "usual": self.usual,
             "names": list(made),
-            "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
             "clients": [[node, own.share, own.seen] for node, own in self.clients.items()],
             "doubted": sorted(self.doubted),
         }
@@ -380,7 +376,6 @@ class ClientMemory:
             memory.norms.extend(about["norms"])
             memory.doubted.update(about["doubted"])
             known = about["samples"]
-            memory.gains = [np.nan if gain is None else gain for gain in about["gains"]]
             for node, share, seen in about["clients"]:
                 memory.clients[node] = _ClientPast(arrays[f"history/{node}"], share, seen)
             # The file sorts arrays; `names` has their order in the model.

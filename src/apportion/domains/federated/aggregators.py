@@ -156,21 +156,24 @@ class Learned(Memoryless):
         decision = self.policy.decide(received.observation, received.trusted)
         if not self.gated:
             return received.next_model(decision), decision.shares
-        samples, federation = received.samples, received.federation
-        real = samples.shown | samples.kept
-        shares = jnp.stack([decision.shares, received.fedavg.shares])
-        careful, bold = (jnp.ones(()), jnp.zeros(())), (decision.step, decision.momentum)
-        models = [
-            received.next_model(Decision(own, *way)) for way in (careful, bold) for own in shares
-        ]
-        models = jnp.stack([*models, received.start])
-        chances, right = federation.answers(models, samples.places)
-        logs = jnp.log(chances + CHANCE_OFFSET)
-        passed = passes_gate(logs[0] - logs[1], right[0] - right[1], samples.kept, real)
-        whose = jnp.where(passed, 0, 1)
-        best = whose + 2 * is_better(logs[whose + 2] - logs[whose], real, STEP_STANDARD_ERRORS)
-        best = jnp.where(is_harmful(logs[best] - logs[4], right[best] - right[4], real), 4, best)
-        return models[best], shares[whose]
+        return gated_model(received, decision)
+
+
+def gated_model(received: Received, decision: Decision) -> tuple[Model, Shares]:
+    """Model and shares of a round by a policy's decision, behind the gate of `Learned`."""
+    samples, federation = received.samples, received.federation
+    real = samples.shown | samples.kept
+    shares = jnp.stack([decision.shares, received.fedavg.shares])
+    careful, bold = (jnp.ones(()), jnp.zeros(())), (decision.step, decision.momentum)
+    models = [received.next_model(Decision(own, *way)) for way in (careful, bold) for own in shares]
+    models = jnp.stack([*models, received.start])
+    chances, right = federation.answers(models, samples.places)
+    logs = jnp.log(chances + CHANCE_OFFSET)
+    passed = passes_gate(logs[0] - logs[1], right[0] - right[1], samples.kept, real)
+    whose = jnp.where(passed, 0, 1)
+    best = whose + 2 * is_better(logs[whose + 2] - logs[whose], real, STEP_STANDARD_ERRORS)
+    best = jnp.where(is_harmful(logs[best] - logs[4], right[best] - right[4], real), 4, best)
+    return models[best], shares[whose]
 
 
 def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
@@ -221,20 +224,24 @@ _HARM_STANDARD_ERRORS = 3.0
 def is_harmful(gains: Any, more_right: Any, real: Any = True) -> Any:
     """Whether a model is clearly worse than the last: in the mean, on most samples and in right answers.
 
-    All three are needed. A model of few clients that forgets the classes they do not hold is worse in the
-    mean alone; without it such a federation never learns. A model that wrong labels made less confident is
-    worse on most samples, and may be right as often. Takes JAX or NumPy arrays.
+    All three are needed, the first and the last by three standard errors. A model of few clients that
+    forgets the classes they do not hold is worse in the mean alone; without it such a federation never
+    learns. A model that is less confident is worse on most samples and has nearly as many right answers.
+    Refusing it can stop a federation for good, because its clients start from the same model again. Takes
+    JAX or NumPy arrays.
 
-    >>> less_sure, more_right = np.array([-2.0, -3.0, -2.5]), np.array([-1.0, 0.0, 0.0])
-    >>> bool(is_harmful(less_sure, more_right)), bool(is_harmful(less_sure, 0 * more_right))
+    >>> less_sure = np.linspace(-2.0, -3.0, 20)
+    >>> many, few = -1.0 * (np.arange(20) < 12), -1.0 * (np.arange(20) < 2)
+    >>> bool(is_harmful(less_sure, many)), bool(is_harmful(less_sure, few))
     (True, False)
-    >>> bool(is_harmful(np.array([-2.0, 1.0, 0.5]), more_right))
+    >>> bool(is_harmful(np.where(np.arange(20) < 8, -9.0, 0.1), many))
     False
     """
     mean, error = _mean_and_error(gains, real)
     better, _ = _mean_and_error((gains > 0) * 1.0, real)
-    righter, _ = _mean_and_error(more_right, real)
-    return (mean < -_HARM_STANDARD_ERRORS * error) & (better < 0.5) & (righter < 0)
+    righter, spread = _mean_and_error(more_right, real)
+    worse = mean < -_HARM_STANDARD_ERRORS * error
+    return worse & (better < 0.5) & (righter < -_HARM_STANDARD_ERRORS * spread)
 
 
 class TrimmedMean(Memoryless):

@@ -1,12 +1,9 @@
 """Train an aggregation policy and test it in federations of unseen clients.
 
 The measure is the test accuracy of the aggregate minus FedAvg's, paired by task, after the last round and
-averaged over the rounds; for a policy of many kinds, also its worst kind. A certificate bets on one gain
-for each federation: the difference of both test accuracies after the last round, on the same batches.
-Each federation is of a random kind, with clients and images that training never saw.
+averaged over the rounds; for a policy of many kinds, also its worst kind.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.certify.certificate import Gains
 from apportion.certify.statistics import compare
 from apportion.domains.federated.aggregators import (
     UNIFORM,
@@ -23,10 +19,7 @@ from apportion.domains.federated.aggregators import (
     BySamples,
     EpisodeRecord,
     Learned,
-    Median,
     PolicyAggregator,
-    ServerStep,
-    TrimmedMean,
     run_episodes,
 )
 from apportion.domains.federated.data import Digits, kinds_of
@@ -35,27 +28,16 @@ from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
 from apportion.domains.federated.training import train_mixture
 from apportion.domains.training import averaged, train_members
-from apportion.errors import InputError
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
 from apportion.runs.runner import JobResult, PreparedJob
-from apportion.runs.settings import suggest
 from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 
 _UNSEEN_CLIENTS = 10
 """Clients of each federation in which a policy of many kinds is tested."""
-BASELINES: dict[str, Aggregator] = {
-    "fedavg": BySamples(),
-    "fedavgm": ServerStep(momentum=0.7),
-    "median": Median(),
-    "trimmed-mean": TrimmedMean(),
-}
-"""Aggregators that a policy can be certified against."""
-_SEEDS = 10**6
-"""First seed of federations for certificates, far from those of training and tests."""
 
 
 def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:
@@ -182,49 +164,3 @@ def _compared(
         },
     )  # fmt: skip
     return outcome, ours[:, -1] - theirs[:, -1]
-
-
-def federation_gains(
-    policy: Policy,
-    about: Mapping[str, Any],
-    settings: FederationSettings,
-    digits: Digits,
-    against: str,
-    *,
-    federations: int,
-    max_gain: float,
-) -> Gains:
-    """Compute a policy's gains over one of `BASELINES` in unseen federations.
-
-    More federations extend fewer: the first ones stay the same.
-
-    `about` was saved with the policy, `settings` are those of its training, `digits` are full-size images.
-    """
-    if about.get("job") != "federated":
-        raise InputError(
-            f"the policy was trained for {about.get('job', 'something else')!r}, not to aggregate "
-            "clients; give the folder of a federated run"
-        )
-    if federations < 1:
-        raise InputError(f"federations is {federations}; at least one is needed")
-    name = against.lower()
-    if name not in BASELINES:
-        raise InputError(
-            f"there is no aggregator {against!r} to certify against; choose "
-            f"{', '.join(BASELINES)}{suggest(name, BASELINES)}"
-        )
-    if isinstance(settings, PPOSettings):
-        more = replace(settings, unseen=federations)
-        world, [(_, tasks)] = paper_world(more, digits, [settings.seed])
-    else:
-        first, wanted = _SEEDS * (1 + settings.seed), []
-        for n in range(federations):
-            kind = np.random.default_rng([settings.seed, n]).choice(about["kinds"])
-            wanted.append((str(kind), _UNSEEN_CLIENTS, first + n))
-        world, tasks = unseen_world(settings, digits, wanted)
-    both = _both(policy, BASELINES[name], world, tasks, settings.seed + _SEEDS)
-    ours, theirs = (np.asarray(each.tested[:, -1], float) for each in both)
-    # Federations are drawn independently.
-    return Gains.within(
-        ours - theirs, max_gain, baseline=name, period="federation", unit="test accuracy", block=1
-    )

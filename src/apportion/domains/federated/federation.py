@@ -91,6 +91,10 @@ class FederationState(eqx.Module):
     move: Model
     """Last change of the aggregate."""
     server: ServerSamples
+    rate: Float[Array, ""]
+    """Step size of the clients in the episode."""
+    participation: Float[Array, ""]
+    """Fraction of the clients that takes part in each of its rounds."""
 
 
 class Federation(Problem):
@@ -104,8 +108,11 @@ class Federation(Problem):
         The clients' training and the policy's state.
     sets : {"disjoint", "paper"}
         `disjoint`: no image is in both sets; `paper`: the test set is all the server's images.
-    participation : float
-        Fraction of a task's clients that takes part in a round, drawn in every round.
+    participation : float or tuple of float
+        Fraction of a task's clients that takes part in a round; each episode draws one of several.
+    rates : tuple of float, optional
+        Smallest and largest step size of the clients, drawn log-uniformly in every episode; by default
+        `settings.client_rate`.
     drawn : tuple of int, optional
         Fewest and most evaluation images that the server has in an episode, drawn in every episode; all
         of them by default.
@@ -135,7 +142,8 @@ class Federation(Problem):
     batch: int = eqx.field(static=True)
     window: int = eqx.field(static=True)
     block: int = eqx.field(static=True)
-    participation: float = eqx.field(static=True)
+    participation: tuple[float, ...] = eqx.field(static=True)
+    rates: tuple[float, float] | None = eqx.field(static=True)
     whole: bool = eqx.field(static=True)
     """Whether all clients take part in every round."""
     classes: int = eqx.field(static=True)
@@ -149,7 +157,8 @@ class Federation(Problem):
         settings: FederationSettings,
         *,
         sets: Literal["disjoint", "paper"] = "disjoint",
-        participation: float = 1.0,
+        participation: float | tuple[float, ...] = 1.0,
+        rates: tuple[float, float] | None = None,
         drawn: tuple[int, int] | None = None,
         gate: bool = False,
     ):
@@ -178,14 +187,17 @@ class Federation(Problem):
         self.universe, self.horizon = partition.universe, settings.rounds
         self.epochs, self.batch = settings.epochs, settings.batch
         self.window, self.block = settings.window, settings.block
-        if not 0 < participation <= 1:
+        self.participation = participation if isinstance(participation, tuple) else (participation,)
+        if not all(0 < fraction <= 1 for fraction in self.participation):
             raise InputError(f"federation: participation {participation} must be in (0, 1]")
+        if rates is not None and not 0 < rates[0] <= rates[1]:
+            raise InputError(f"federation: rates {rates} must be positive, the smaller first")
         if drawn is not None and not 1 <= drawn[0] <= drawn[1] <= settings.evaluation:
             raise InputError(
                 f"federation: {drawn} samples cannot be drawn out of {settings.evaluation}"
             )
-        self.participation, self.drawn, self.gate = participation, drawn, gate
-        self.whole = participation == 1 and bool((partition.stays >= 1).all())
+        self.rates, self.drawn, self.gate = rates, drawn, gate
+        self.whole = self.participation == (1,) and bool((partition.stays >= 1).all())
 
     @property
     def channels(self) -> int:
@@ -207,6 +219,7 @@ class Federation(Problem):
             jnp.zeros(task.width),
             jnp.zeros_like(first),
             self._own_samples(jax.random.fold_in(key, 2)),
+            *self._own_circumstances(jax.random.fold_in(key, 3)),
         )
         return self._round(task, blank, first, blank.held, train_key)
 
@@ -221,6 +234,15 @@ class Federation(Problem):
             real = jnp.arange(most) < jnp.floor(count)
         kept = real & (jnp.arange(len(real)) % 4 == 3) & self.gate
         return ServerSamples(places, real & ~kept, kept)
+
+    def _own_circumstances(self, key: PRNGKeyArray) -> tuple[Array, Array]:
+        """Step size of the clients and participation in an episode."""
+        rate, fractions = self.learning_rate, jnp.array(self.participation, jnp.float32)
+        rate_key, fraction_key = jax.random.split(key)
+        if self.rates is not None:
+            low, high = np.log(self.rates)
+            rate = jnp.exp(jax.random.uniform(rate_key, (), minval=low, maxval=high))
+        return rate, jax.random.choice(fraction_key, fractions)
 
     def observe(self, task: Task, state: FederationState) -> Observation:
         return Observation(state.history, state.held)
@@ -259,11 +281,13 @@ class Federation(Problem):
 
     def _round(self, task, last, aggregate, held, key) -> FederationState:
         move, n = aggregate - last.aggregate, last.n + 1
-        present, slots = self._participants(task, n, key)
+        present, slots = self._participants(task, n, last.participation, key)
         # A client's batches depend on its identity, not on its position in the task.
         members = task.members[slots]
         keys = jax.vmap(lambda name: jax.random.fold_in(key, name))(self.identities[members])
-        trained = jax.vmap(lambda c, k: self.train(aggregate, c, n, key=k))(members, keys)
+        trained = jax.vmap(lambda c, k: self.train(aggregate, c, n, last.rate, key=k))(
+            members, keys
+        )
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         counts, trusted = self.reported(task), present
         if self.state.reads == "classes":
@@ -287,7 +311,7 @@ class Federation(Problem):
         doubted = jnp.where(present, ~trusted, last.doubted)
         return FederationState(
             *(n, aggregate, models, history, held, present, trusted, doubted, absent, move),
-            last.server,
+            *(last.server, last.rate, last.participation),
         )
 
     def _screened(
@@ -305,40 +329,57 @@ class Federation(Problem):
         seen = (right[:-1], right[-1], known, norms, last.doubted, present)
         return chances, is_trusted(*seen)
 
-    def _participants(self, task: Task, n: Int[Array, ""], key: PRNGKeyArray):
+    def _participants(
+        self, task: Task, n: Int[Array, ""], fraction: Float[Array, ""], key: PRNGKeyArray
+    ):
         """Clients of round n, as a mask and as positions; the number of positions is static."""
         here = task.mask
         if not self.whole:
             # The middle of the round, safe from rounding.
             lived = ((n + 0.5) / self.horizon - self.comes[task.members]) % 1.0
             here = here & (lived < self.stays[task.members])
-        if self.participation == 1:
+        if self.participation == (1,):
             return here, jnp.arange(task.width)
         # No client has this identity, so the draw is independent of all batches.
         chance = jax.random.uniform(jax.random.fold_in(key, 2**31 - 1), (task.width,))
         order = jnp.argsort(jnp.where(here, chance, 2.0))
-        count = jnp.ceil(self.participation * here.sum())
+        # In float32 a fraction may be a little too large; it must not add a client.
+        count = jnp.ceil(fraction * here.sum() - 1e-4)
         present = jnp.argsort(order) < count
-        return present, order[: math.ceil(self.participation * task.width)]
+        return present, order[: math.ceil(max(self.participation) * task.width)]
 
     def reported(self, task: Task) -> Float[Array, " entities"]:
         """Return the number of samples that each client of a task claims to hold."""
         return self.counts[task.members] * self.claims[task.members]
 
     def train(
-        self, model: Model, client: Int[Array, ""], n: Int[Array, ""], *, key: PRNGKeyArray
+        self,
+        model: Model,
+        client: Int[Array, ""],
+        n: Int[Array, ""],
+        rate: Float[Array, ""] | None = None,
+        *,
+        key: PRNGKeyArray,
     ) -> Model:
         """Train a client from the aggregate in round n; an attacker mislabels or scales its update."""
         index, attacks = self.index[client], n >= self.begins[client] * self.horizon
         labels = jnp.where(attacks, self.local_labels[client], self.labels[index])
         owned = Owned(self.images, index, labels, self.counts[client])
         factor = jnp.where(attacks, self.factors[client], 1.0)
-        return model + factor * (self.descend(model, owned, key=key) - model)
+        return model + factor * (self.descend(model, owned, rate, key=key) - model)
 
-    def descend(self, model: Model, owned: Owned, *, key: PRNGKeyArray) -> Model:
-        """Train a model on these images as a client does."""
+    def descend(
+        self,
+        model: Model,
+        owned: Owned,
+        rate: Float[Array, ""] | None = None,
+        *,
+        key: PRNGKeyArray,
+    ) -> Model:
+        """Train a model on these images as a client does, by default at the settings' rate."""
+        rate = self.learning_rate if rate is None else rate
         sizes = {"epochs": self.epochs, "batch": self.batch}
-        return descend(self.model, model, owned, **sizes, learning_rate=self.learning_rate, key=key)
+        return descend(self.model, model, owned, **sizes, learning_rate=rate, key=key)
 
     def chances(
         self, models: Models, chosen: Int[Array, " chosen"]
@@ -436,8 +477,14 @@ def paper_world(
     return federation, [tasks[seed] for seed in seeds]
 
 
-def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federation, Task]:
-    """Build federations of the settings' kinds and sizes for training.
+def training_world(
+    settings: GradientSettings,
+    digits: Digits,
+    *,
+    participation: float | tuple[float, ...] = 1.0,
+    rates: tuple[float, float] | None = None,
+) -> tuple[Federation, Task]:
+    """Build federations of the settings' kinds and sizes for training; options as in `Federation`.
 
     Training and unseen federations share no image: the server of the training world holds a part of the
     clients' images, and the server's own images are for the unseen world.
@@ -458,8 +505,8 @@ def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federati
     dealt = mixture(replace(digits, server=server), wanted, own, samples=settings.samples)
     half = min(len(held) // 2, 2 * most)
     sized = replace(settings, evaluation=half, test=half)
-    world = Federation(dealt.digits, dealt.partition, sized, drawn=(fewest, most), gate=True)
-    return world, dealt.tasks
+    sets = {"drawn": (fewest, most), "gate": True, "participation": participation, "rates": rates}
+    return Federation(dealt.digits, dealt.partition, sized, **sets), dealt.tasks
 
 
 def unseen_world(

@@ -17,10 +17,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
 
-from apportion.domains.federated.aggregators import receive
+from apportion.domains.federated.aggregators import gated_model, receive
 from apportion.domains.federated.data import Digits
 from apportion.domains.federated.federation import Federation, training_world
-from apportion.domains.federated.policy import AggregationPolicy
+from apportion.domains.federated.policy import AggregationPolicy, Decision
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.settings import Method
 from apportion.errors import InputError, check_counts
@@ -62,6 +62,11 @@ class ThroughRounds(Learner):
     logarithm : bool
         Whether to minimise the log of the loss: the loss itself is large in early rounds and so
         neglects late ones.
+    gated : bool
+        Whether rounds continue from the model that passes the gate of `Learned`, as in use.
+    server : AggregationPolicy, optional
+        Decides step and momentum, so that only shares are learned: the gradient looks one round ahead,
+        and step and momentum pay off in later rounds.
     """
 
     rollouts: int = eqx.field(static=True, default=2)
@@ -70,6 +75,8 @@ class ThroughRounds(Learner):
     others: Task = eqx.field(kw_only=True)
     together: int = eqx.field(static=True, default=1, kw_only=True)
     logarithm: bool = eqx.field(static=True, default=False, kw_only=True)
+    gated: bool = eqx.field(static=True, default=False, kw_only=True)
+    server: AggregationPolicy | None = eqx.field(default=None, kw_only=True)
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
@@ -100,7 +107,7 @@ class ThroughRounds(Learner):
         @eqx.filter_value_and_grad(has_aux=True)
         def loss(policy, task, key):
             keys = jax.random.split(key, self.rollouts)
-            walked = jax.vmap(lambda key: _walk(problem, policy, task, key=key))(keys)
+            walked = jax.vmap(lambda key: self._walk(problem, policy, task, key=key))(keys)
             losses = jnp.log(walked.losses) if self.logarithm else walked.losses
             return losses.mean(), walked
 
@@ -141,25 +148,28 @@ class ThroughRounds(Learner):
         more = jax.random.split(walk_key, self.together - 1)
         return tasks, jnp.concatenate([key[None], more])
 
+    def _walk(
+        self, federation: Federation, policy: AggregationPolicy, task: Task, *, key: PRNGKeyArray
+    ) -> _Walked:
+        """Run an episode whose losses are differentiable in the policy's parameters."""
+        reset_key, walk_key = jax.random.split(key)
 
-def _walk(
-    federation: Federation, policy: AggregationPolicy, task: Task, *, key: PRNGKeyArray
-) -> _Walked:
-    """Run an episode whose losses are differentiable in the policy's parameters."""
-    reset_key, walk_key = jax.random.split(key)
+        def one_round(state, key):
+            received = jax.lax.stop_gradient(receive(federation, task, state, key))
+            decision = policy.decide(received.observation, received.trusted)
+            if self.server is not None:
+                other = self.server.decide(received.observation, received.trusted)
+                decision = Decision(decision.shares, other.step, other.momentum)
+            model, other = received.next_model(decision), received.next_model(received.fedavg)
+            losses = (federation.loss(each, federation.test) for each in (model, other))
+            stopped = gated_model(received, decision) if self.gated else (model, decision.shares)
+            aggregate, shares = jax.lax.stop_gradient(stopped)
+            step = federation.continue_from(task, state, aggregate, shares, key=key)
+            return jax.lax.stop_gradient(step.state), _Walked(*losses, shares)
 
-    def one_round(state, key):
-        received = jax.lax.stop_gradient(receive(federation, task, state, key))
-        decision = policy.decide(received.observation, received.trusted)
-        model, other = received.next_model(decision), received.next_model(received.fedavg)
-        losses = federation.loss(model, federation.test), federation.loss(other, federation.test)
-        stopped, shares = jax.lax.stop_gradient((model, decision.shares))
-        step = federation.continue_from(task, state, stopped, shares, key=key)
-        return jax.lax.stop_gradient(step.state), _Walked(*losses, shares)
-
-    first = federation.reset(task, key=reset_key)
-    _, walked = jax.lax.scan(one_round, first, jax.random.split(walk_key, federation.horizon))
-    return walked
+        first = federation.reset(task, key=reset_key)
+        _, walked = jax.lax.scan(one_round, first, jax.random.split(walk_key, federation.horizon))
+        return walked
 
 
 def shortfall(evidence: Evidence) -> Float[Array, ""]:

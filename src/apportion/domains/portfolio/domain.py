@@ -147,14 +147,12 @@ class PortfolioDomain(Domain):
 
         return allocate_next(_trained(run), prices, options.holdings)
 
-    def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
+    def gains(self, run: "Run", against: str, options: Any) -> "Gains":
         """Return the weekly gains of a finished run's policy over a baseline or another run."""
-        if isinstance(source, Path):
-            raise InputError(f"{source}: give the folder of a portfolio run")
-        prices = _own_prices(source, options.data, options.allow_jumps)
+        prices = _own_prices(run, options.data, options.allow_jumps)
         from apportion.domains.portfolio.backtest import weekly_gains
 
-        return weekly_gains(_trained(source), prices, against, bound=options.bound)
+        return weekly_gains(_trained(run), prices, against, bound=options.bound)
 
     def check(self, options: PriceOptions) -> "CheckedPrices":
         """Validate and describe a price file."""
