@@ -150,11 +150,7 @@ def test_a_run_is_backtested_beside_baselines(whole, place):
 
 def test_a_run_shows_its_choice_and_keeps_it_to_its_settings(whole, place):
     sections = DOMAIN.sections(place / "whole")
-    assert [section.title for section in sections] == [
-        "Next allocation",
-        "Choice",
-        "Value against baselines",
-    ]
+    assert [section.title for section in sections] == ["Choice", "Value against baselines"]
     text = page("A run", sections)
     for words in ("All 32 variants", "best-crp (hindsight)", "test period"):
         assert words in text

@@ -168,7 +168,7 @@ class PortfolioDomain(Domain):
         return demonstrate_portfolio(seed, progress)
 
     def sections(self, folder: Path) -> "list[Section]":
-        """Return sections with the next allocation, the choice, and value against baselines."""
+        """Return sections with the choice and value against baselines."""
         from apportion.domains.portfolio.sections import portfolio_sections
 
         return portfolio_sections(folder)
