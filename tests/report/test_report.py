@@ -62,8 +62,6 @@ def run_folder(tmp_path_factory):
     some_probabilities().to_csv(folder / "probabilities.csv")
     strategies = {"strategy": [HOSTILE, "best-crp"], "sharpe": 0.7}
     strategies |= {"sharpe_low": -0.1, "sharpe_high": 1.6}
-    shares = {"after": "2019-06-17", "entity": ["AAPL", "AMD", "IBM"], "share": [0.3, 0.5, 0.2]}
-    pd.DataFrame(shares).to_csv(folder / "next.csv", index=False)
     pd.DataFrame(strategies).to_csv(folder / "strategies.csv", index=False)
     card = {"label": f"gain on {HOSTILE}", "value": "-2.0", "outcome": "does-not-hold"}
     headline = {"title": f"Run of {HOSTILE}", "cards": [card], "words": ["Nothing is established."]}
@@ -159,11 +157,6 @@ def test_a_page_shows_the_settings_of_its_run_and_the_sections_of_its_domain(run
     for fact in ("<dt>method</dt><dd>pmtl</dd>", "<dt>data.tickers</dt><dd>5</dd>"):
         assert fact in text
     assert "<dt>score and probability</dt>" in text
-    section = text[text.index(">Next allocation<", text.index("<main>")) :]
-    assert "after 2019-06-17" in section
-    assert section.index("AMD") < section.index("AAPL")
-    assert "<td>50.000%</td><td>+16.667</td>" in section
-    assert "Largest deviation from equal shares 16.667 percentage points" in section
     assert "best-crp (hindsight)" in text
     assert not re.search(r"best-crp(?! \(hindsight\))", text)
     assert "In-sample: 7 of 120 periods, shaded, are days up to 2018-12-31" in text

@@ -35,10 +35,7 @@ from apportion.runs.policy_file import load_policy
 from apportion.runs.progress import Quiet, TrainingStatus
 from apportion.runs.runner import Stopped, resume_run, start_run
 
-DRAWN = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
-# Two come late, so that the training's first days have few to hold.
-LISTED = np.arange(1100)[:, None] >= np.array([0, 60, 0, 0, 90, 0])
-PRICES = replace(DRAWN, close=np.where(LISTED, DRAWN.close, np.nan))
+PRICES = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
 UNTIL = "2002-12-15"
 TINY = PortfolioJob(
     until=UNTIL, validation=2, tasks=3, task_size=4, steps=6, members=2, window=6, batch=12, hidden=4,
@@ -151,11 +148,7 @@ def test_a_run_is_backtested_beside_baselines(whole, place):
 
 def test_a_run_shows_its_choice_and_keeps_it_to_its_settings(whole, place):
     sections = DOMAIN.sections(place / "whole")
-    assert [section.title for section in sections] == [
-        "Next allocation",
-        "Choice",
-        "Value against baselines",
-    ]
+    assert [section.title for section in sections] == ["Choice", "Value against baselines"]
     text = page("A run", sections)
     for words in ("All 32 variants", "best-crp (hindsight)", "test period"):
         assert words in text

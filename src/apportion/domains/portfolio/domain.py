@@ -140,9 +140,6 @@ class PortfolioDomain(Domain):
     def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
         """Return the shares of the next period, and the trades from today's holdings."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
-        from apportion.domains.portfolio.prices import check_last_day
-
-        check_last_day(prices)
         from apportion.domains.portfolio.allocation import allocate_next
 
         return allocate_next(_trained(run), prices, options.holdings)
@@ -170,7 +167,7 @@ class PortfolioDomain(Domain):
         return demonstrate_portfolio(seed, progress)
 
     def sections(self, folder: Path) -> "list[Section]":
-        """Return sections with the next allocation, the choice, and value against baselines."""
+        """Return sections with the choice and value against baselines."""
         from apportion.domains.portfolio.sections import portfolio_sections
 
         return portfolio_sections(folder)

@@ -1,9 +1,8 @@
-"""Sections on the page of a portfolio run: next allocation, choice, value over time."""
+"""Sections on the page of a portfolio run: choice, value over time."""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, labelled
@@ -24,15 +23,11 @@ _CHOICE = (
     "policies trained on the days before it; trust 0 is equal shares. A learned policy is selected only if "
     "it beats equal shares on average and in most years."
 )
-_NEXT_ROWS = 20
 
 
 def portfolio_sections(folder: Path) -> list[Section]:
     """Return a section for each table in the run's folder."""
     sections: list[Section] = []
-    shares = read_table(folder, "next")
-    if shares is not None:
-        sections.append(_next_allocation(shares))
     choice = read_table(folder, "choice")
     if choice is not None:
         best_first = choice.sort_values("sharpe_gain", ascending=False)
@@ -47,29 +42,6 @@ def portfolio_sections(folder: Path) -> list[Section]:
         results = read_json(path) if path.exists() else {}
         sections.append(_values(wealth, read_table(folder, "strategies"), results))
     return sections
-
-
-def _next_allocation(shares: pd.DataFrame) -> Section:
-    """Show the next allocation, sorted by the distance from equal shares."""
-    given = shares["share"].to_numpy(float)
-    away = 100 * (given - 1 / max(np.count_nonzero(given), 1))
-    order = np.argsort(-np.abs(away), kind="stable")
-    shown = pd.DataFrame(
-        {
-            "entity": shares["entity"],
-            "share": [f"{share:.3%}" for share in given],
-            "from an equal share (percentage points)": [f"{points:+.3f}" for points in away],
-        }
-    ).iloc[order[:_NEXT_ROWS]]
-    cut = f" The {_NEXT_ROWS} furthest of {len(shares)}." if len(shares) > _NEXT_ROWS else ""
-    note = (
-        f"Largest deviation from equal shares {np.abs(away).max():.3f} percentage points, mean "
-        f"{np.abs(away).mean():.3f}.{cut} For trades from today's holdings: apportion allocate RUN "
-        "--holdings FILE."
-    )
-    day = shares["after"].iloc[0]
-    lead = f"For the period after {day}, from equal holdings, as apportion allocate prints it."
-    return Section("Next allocation", [Table("Shares", shown, note)], lead)
 
 
 def _values(
