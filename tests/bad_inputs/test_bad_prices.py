@@ -56,6 +56,11 @@ def files(*rows: tuple):
         ("text", cell(4, 2, "n/k"), '"n/k" at line 5 is no number'),
         ("infinite", cell(4, 2, "inf"), "no prices", " B;", "> 0"),
         ("missing inside", cell(4, 2, ""), "1 missing values", " B;"),
+        (
+            "never priced",
+            "\n".join(f"{line}," for line in WIDE.splitlines()).replace("C,", "C,D", 1),
+            "40 missing values of close",
+        ),
         ("a day twice", WIDE + WIDE.splitlines()[-1], "at line 42 is there twice"),
         ("not a day", cell(2, 0, "yesterday"), '"yesterday" at line 3 is no date'),
         ("days first", days(lambda n, _: f"{n % 28 + 1}/1/2019"), "no date", "2019-01-02"),
@@ -85,7 +90,7 @@ def files(*rows: tuple):
         ("beyond float32", cell(4, 2, "1e39"), "no prices", " B;"),
         ("too short", only(12), "12 days found", "at least 33"),
         ("a row in 2021", cell(40, 0, "2021-01-03"), "and 2021-01-03", "gap of a year"),
-        ("one ticker", columns(0, 1), "has 1 ticker; give at least 2"),
+        ("one ticker", columns(0, 1), "1 tickers have a price"),
         ("long, no low", "date,ticker,close,high\n2000-01-03,A,1,1\n", "none of the layouts"),
         ("long, low over high", "date,ticker,close,high,low\n2000-01-03,A,1,1,2\n", "below"),
         (

@@ -1,6 +1,8 @@
 """Holdings and costs of a portfolio."""
 
-from refusals import WIDE, assert_refused, cases
+from functools import reduce
+
+from refusals import WIDE, assert_refused, cases, cell
 
 ALLOCATE = "allocate run --prices p.csv --holdings"
 UNITS = "ticker,quantity\nA,10\ncash,100\n"
@@ -35,12 +37,16 @@ def test_holdings_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd)
 
 PRICES = {"p.csv": WIDE}
 HELD = PRICES | {"h.csv": UNITS}
+LATE = PRICES | {"h.csv": UNITS, "p.csv": cell(40, 1, "")}
+GONE = HELD | {"p.csv": reduce(lambda table, row: cell(row, 1, "", table), range(33, 41), WIDE)}
 
 
 @cases(
     ("other out", f"{ALLOCATE} h.csv --out o.txt", ("o.txt", ".csv"), HELD, "portfolio"),
     ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: already exists",), HELD, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
+    ("cut short", f"{ALLOCATE} h.csv", ("A has no price on", "remove the instrument"), LATE, "portfolio"),
+    ("no price", f"{ALLOCATE} h.csv", ("A is held but has no price",), GONE, "portfolio"),
     ("in a garage", "allocate run --holdings h.csv", ("no option --holdings",), {}, "charging"),
 )  # fmt: skip
 def test_trades_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):

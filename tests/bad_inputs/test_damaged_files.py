@@ -54,9 +54,12 @@ def damage(content, rng):
 
 def read_prices(folder):
     prices = load_prices(next(folder.iterdir()))
-    assert np.isfinite(prices.close).all()
-    assert (prices.close > 0).all()
+    there = np.isfinite(prices.close)
+    assert (prices.close[there] > 0).all()
     assert (np.diff(prices.dates.astype(int)) > 0).all()
+    # Unlisted before the first price and after the last, never between.
+    inside = np.maximum.accumulate(there, 0) & np.maximum.accumulate(there[::-1], 0)[::-1]
+    assert (there == inside).all()
 
 
 def read_shares(folder):

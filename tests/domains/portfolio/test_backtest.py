@@ -56,34 +56,6 @@ def test_the_parallel_walk_is_the_rollout_of_the_problem(policy):
     np.testing.assert_allclose(walks.allocations[1], path.allocations, atol=1e-6)
 
 
-def by_hand(eta: float, cost: float) -> np.ndarray:
-    """Wealth of trading part of the way to equal shares; the commission is found by bisection."""
-    wealth, path, worth = 1.0, [], np.full(5, 0.2)
-    for growth in PRICES.close[8:] / PRICES.close[7:-1]:
-        shares = worth / worth.sum()
-        wanted = shares + eta * (0.2 - shares)
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            left = (low + high) / 2
-            sold = np.maximum(shares - left * wanted, 0).sum()
-            bought = np.maximum(left * wanted - shares, 0).sum()
-            # What is sold, less its commission, pays for what is bought with its own.
-            low, high = (left, high) if sold * (1 - cost) >= bought / (1 - cost) else (low, left)
-        worth = wealth * left * wanted * growth
-        wealth = worth.sum()
-        path.append(wealth)
-    return np.array(path)
-
-
-@pytest.mark.parametrize("eta", [1.0, 0.3, 0.0])
-def test_wealth_is_that_of_a_plain_loop(eta):
-    lazy = PartialTrading(EqualShares(), eta)
-    result = backtest_strategies(PRICES, {"lazy": lazy}, window=8, cost=0.0025)
-    wealth = np.cumprod(1 + result.net["lazy"])
-    np.testing.assert_allclose(wealth, by_hand(eta, 0.0025), rtol=2e-5)
-    assert (np.cumprod(1 + result.gross["lazy"]) >= wealth - 1e-12).all()
-
-
 def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start(result):
     assert result.dates[0] == np.datetime64(START)
     assert result.net["first"][0] == pytest.approx(

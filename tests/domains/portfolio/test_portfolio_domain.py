@@ -35,7 +35,10 @@ from apportion.runs.policy_file import load_policy
 from apportion.runs.progress import Quiet, TrainingStatus
 from apportion.runs.runner import Stopped, resume_run, start_run
 
-PRICES = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
+DRAWN = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
+# Two come late, so that the training's first days have few to hold.
+LISTED = np.arange(1100)[:, None] >= np.array([0, 60, 0, 0, 90, 0])
+PRICES = replace(DRAWN, close=np.where(LISTED, DRAWN.close, np.nan))
 UNTIL = "2002-12-15"
 TINY = PortfolioJob(
     until=UNTIL, validation=2, tasks=3, task_size=4, steps=6, members=2, window=6, batch=12, hidden=4,

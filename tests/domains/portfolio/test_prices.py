@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import Prices, SimulatedMarket, embedded_prices, load_prices
-from apportion.domains.portfolio.prices import read_prices
+from apportion.domains.portfolio.prices import check_last_day, read_prices
 from apportion.errors import InputError
 
 DAYS = pd.bdate_range("2019-01-01", periods=40)
@@ -106,6 +106,33 @@ def test_iso_days_are_read_with_times_and_offsets_and_by_their_type(tmp_path):
             np.testing.assert_array_equal(load_prices(tmp_path / name).dates, DAYS.to_numpy())
 
 
+LISTED = STEADY.to_frame()
+LISTED.iloc[:30, 1] = LISTED.iloc[50:, 2] = np.nan
+
+
+def test_files_may_begin_late_and_end_early_but_have_no_gaps(tmp_path):
+    path = tmp_path / "prices.csv"
+    LISTED.to_csv(path)
+    np.testing.assert_allclose(load_prices(path).close, LISTED)
+    long = LISTED.reset_index().melt("date", var_name="ticker", value_name="close")
+    for rows in (long.dropna(), long):
+        rows.to_csv(path, index=False)
+        np.testing.assert_allclose(load_prices(path).select(STEADY.tickers).close, LISTED)
+    LISTED.iloc[:, [0, 1]].to_csv(path)
+    with pytest.raises(InputError, match="1 tickers have a price on 2000-01-03; at least 2"):
+        load_prices(path)
+
+
+def test_prices_stand_still_where_there_are_none():
+    closes = np.array([[np.nan, 1.0, np.nan], [2.0, 3.0, np.nan], [4.0, np.nan, np.nan]])
+    prices = Prices(STEADY.dates[:3], ("A", "B", "C"), closes)
+    np.testing.assert_array_equal(prices.filled()[..., 0], [[2, 1, 1], [2, 3, 1], [4, 3, 1]])
+    np.testing.assert_array_equal(prices.relatives(), [[1, 1, 1], [1, 3, 1], [2, 1, 1]])
+    tradable = prices.select("AB").with_tomorrow(3).tradable()
+    assert tradable.tolist() == [[False, True], [False, True], [True, False], [True, False]]  # pyright: ignore[reportOptionalMemberAccess]
+    assert STEADY.tradable() is None
+
+
 def test_the_fingerprint_sees_every_number_and_name():
     prices = read_prices(None)
     assert prices.close.shape == (8313, 20)
@@ -196,3 +223,16 @@ def test_an_error_that_is_undone_the_next_day_is_found_whatever_the_volume():
     close[30, 1] *= 3
     volume[30, 1] = 100
     assert len(suspects(Prices(STEADY.dates, STEADY.tickers, close, volume=volume))) == 2
+
+
+@pytest.mark.parametrize("missing", [1, 3])
+def test_an_instrument_without_its_newest_price_is_not_sold_unasked(missing):
+    close = STEADY.close.copy()
+    close[-missing:, 2] = np.nan
+    prices, name = Prices(STEADY.dates, STEADY.tickers, close), STEADY.tickers[2]
+    with pytest.raises(InputError, match=f"{name} has no price on .* remove the instrument"):
+        check_last_day(prices)
+    check_last_day(STEADY)
+    # One that left long ago left.
+    close[-20:, 2] = np.nan
+    check_last_day(Prices(STEADY.dates, STEADY.tickers, close))

@@ -124,7 +124,7 @@ def next_allocation(
 @eqx.filter_jit
 def _decide(policy: Policy, market: Market, task: Task, shares: Allocation) -> Allocation:
     now = Holding(jnp.zeros((), jnp.int32), shares)
-    return policy(market.observe(task, now), task.mask)
+    return market.tradable(task, now.n, policy(market.observe(task, now), task.mask))
 
 
 def read_holdings(
@@ -237,7 +237,14 @@ def allocate_next(
     amounts, counted = read_holdings(path, prices.tickers, cash=cash)
     values = amounts
     if counted:
-        values = amounts * np.append(1.0, prices.close[-1])
+        close = np.append(1.0, prices.close[-1])
+        missing = np.flatnonzero((amounts > 0) & np.isnan(close))
+        if len(missing):
+            raise InputError(
+                f"{path}: {prices.tickers[missing[0] - 1]} is held but has no price on {date}; leave it "
+                "out, or give prices up to a day on which it has one"
+            )
+        values = amounts * np.nan_to_num(close)
     if counted and values.sum() < 0.01:
         raise InputError(
             f"{path}: all holdings are worth {values.sum():.2g}, less than a cent; correct the quantities"

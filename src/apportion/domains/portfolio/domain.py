@@ -140,6 +140,9 @@ class PortfolioDomain(Domain):
     def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
         """Return the shares of the next period, and the trades from today's holdings."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
+        from apportion.domains.portfolio.prices import check_last_day
+
+        check_last_day(prices)
         from apportion.domains.portfolio.allocation import allocate_next
 
         return allocate_next(_trained(run), prices, options.holdings)

@@ -1,8 +1,8 @@
 """Market problem: daily allocation of wealth to the instruments of a task.
 
 The state of a task is the period n and the drifted allocation w_{n-1}; windows of prices are gathered on
-demand. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n). `head` bounds
-the allocations.
+demand. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n). The limit of an
+unlisted instrument is 0; `head` bounds the others.
 
 After a rebalance the fraction `cost_factor` of wealth remains, approximately 1 - c sum|w - a|. The exact
 factor mu (Jiang et al. 2017) solves
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
@@ -25,7 +25,7 @@ from apportion.domains.portfolio.settings import CASH, check_cost, check_weights
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import Allocation, Bounds, Head, Scalar, equal_shares
+from apportion.simplex import Allocation, Bounds, Head, Scalar, equal_shares, equal_within
 from apportion.tasks import Task
 
 # Newton's method on a concave piecewise-linear equation ends after finitely many pieces. At realistic
@@ -112,7 +112,7 @@ class Market(Problem):
     Parameters
     ----------
     prices : array of shape (time, universe, channels)
-        Prices; the first channel is the close.
+        Complete prices; the first channel is the close.
     first : int array of shape ()
         Row of the close that ends the first period of an episode.
     length : int array of shape ()
@@ -126,6 +126,8 @@ class Market(Problem):
         Days of history in an observation.
     horizon, universe : int
         Largest number of periods, and number of entities.
+    listed : bool array of shape (periods, universe), optional
+        Whether each entity can be held over the period that ends on each row; by default all can.
     head : Head
         Floor and cap of allocations, which observations contain as floors and limits.
     centre, scale : float
@@ -148,6 +150,7 @@ class Market(Problem):
     window: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
     universe: int = eqx.field(static=True)
+    listed: Bool[Array, "periods universe"] | None = None
     head: Head = eqx.field(default_factory=Head)
     centre: float = eqx.field(static=True, default=1.0)
     scale: float = eqx.field(static=True, default=10.0)
@@ -204,9 +207,11 @@ class Market(Problem):
         if costs.cash and CASH in prices.tickers:
             raise InputError(f'ticker "{CASH}" is among the prices; rename or drop it')
         first, last = _rows_between(prices, start, end, window=window)
-        values = prices.values()[: last + 1]
+        values, listed = prices.filled()[: last + 1], prices.tradable()
         if costs.cash:
             values = np.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
+        if costs.cash and listed is not None:
+            listed = np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
         return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(first, jnp.int32),
@@ -216,6 +221,7 @@ class Market(Problem):
             window=window,
             horizon=last - first + 1,
             universe=values.shape[1],
+            listed=None if listed is None else jnp.asarray(listed[: last + 1]),
             head=head,
         )
 
@@ -223,9 +229,9 @@ class Market(Problem):
         """Start from equal shares at the close before the first period."""
         return Holding(jnp.zeros((), jnp.int32), self.equal(task))
 
-    def equal(self, task: Task) -> Allocation:
-        """Return equal shares of the task's entities."""
-        return equal_shares(task.mask)
+    def equal(self, task: Task, n: Int[Array, ""] | int = 0) -> Allocation:
+        """Return equal shares of the entities listed in period n."""
+        return equal_within(task.mask, self._presence(task, n))
 
     def everything(self) -> Task:
         """Return the task of all instruments, with cash first if there is any."""
@@ -234,10 +240,16 @@ class Market(Problem):
         return Task.of([range(self.universe - 1)]).with_entity(self.universe - 1)[0]
 
     def observe(self, task: Task, state: Holding) -> Observation:
-        bounds = Bounds()
+        bounds = self._presence(task, state.n)
         if (self.head.floor, self.head.cap) != (0, 1):
-            bounds = self.head.bounds(task.mask, None, state.held.dtype)
+            bounds = self.head.bounds(task.mask, bounds, state.held.dtype)
+        bounds = Bounds() if bounds is None else bounds
         return Observation(self.windows(task, state.n), state.held, bounds.limits, bounds.floors)
+
+    def _presence(self, task: Task, n: Int[Array, ""] | int) -> Bounds | None:
+        if self.listed is None:
+            return None
+        return Bounds(limits=self.listed[self.first + n, task.members].astype(float))
 
     def windows(self, task: Task, n: Int[Array, ""]) -> Float[Array, "entities window channels"]:
         """Return the scaled prices of the last `window` days before period n."""
@@ -250,21 +262,41 @@ class Market(Problem):
         row = self.first + n
         return self.prices[row, task.members, 0] / self.prices[row - 1, task.members, 0]
 
+    def tradable(self, task: Task, n: Int[Array, ""], wanted: Allocation) -> Allocation:
+        """Move the shares of unlisted instruments to the others, in proportion."""
+        if self.listed is None:
+            return wanted
+        kept = jnp.where(self.listed[self.first + n, task.members], wanted, 0.0)
+        total = kept.sum()
+        return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), self.equal(task, n))
+
     def grow(
         self, task: Task, n: Int[Array, ""], allocation: Allocation
     ) -> tuple[Scalar, Allocation]:
-        """Compute growth a_n . y_n and drifted shares w_n."""
+        """Compute growth a_n . y_n and drifted shares w_n.
+
+        If no entity of a task is listed, growth is 1 and the drifted shares are equal.
+        """
         grown = allocation * self.relatives(task, n)
         growth = grown.sum()
-        return growth, grown / growth
+        if self.listed is None:
+            return growth, grown / growth
+        growth = jnp.where(growth > 0, growth, 1.0)
+        return growth, jnp.where(allocation.sum() > 0, grown / growth, equal_shares(task.mask))
+
+    def cost_factor(self, task: Task, held: Allocation, allocation: Allocation) -> Scalar:
+        """Compute the fraction of wealth left after trading; 1 if no entity is listed."""
+        factor = self.costs.cost_factor(held, allocation)
+        return factor if self.listed is None else jnp.where(allocation.sum() > 0, factor, 1.0)
 
     def step(
         self, task: Task, state: Holding, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Step:
+        allocation = self.tradable(task, state.n, allocation)
         growth, drifted = self.grow(task, state.n, allocation)
-        equal, _ = self.grow(task, state.n, self.equal(task))
+        equal, _ = self.grow(task, state.n, self.equal(task, state.n))
         ahead = jnp.log(growth) - jnp.log(equal)
-        reward = jnp.log(self.costs.cost_factor(state.held, allocation) * growth)
+        reward = jnp.log(self.cost_factor(task, state.held, allocation) * growth)
         reward = reward - self.tracking.astype(reward.dtype) * ahead**2
         after = Holding(state.n + 1, drifted)
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
@@ -347,7 +379,10 @@ def growth_and_sharpe(
 
 
 def walk_targets(targets: Float[Array, "time entities"], market: Market, task: Task) -> Walk:
-    """Follow target allocations, one row per period of the horizon."""
+    """Follow target allocations, one row per period of the horizon.
+
+    Shares of unlisted instruments move to the others in proportion.
+    """
     return _walk(lambda target, held, mask, bounds: target, targets, market, task)
 
 
@@ -355,9 +390,10 @@ def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> W
     def period(before, day):
         n, features = day
         seen = market.observe(task, Holding(n, before))
-        allocation = allocate(features, before, seen.scored(task.mask), seen.bounds)
+        wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
+        allocation = market.tradable(task, n, wanted)
         growth, after = market.grow(task, n, allocation)
-        factor = market.costs.cost_factor(before, allocation)
+        factor = market.cost_factor(task, before, allocation)
         turnover = jnp.abs(allocation - before).sum()
         return after, (allocation, growth, factor, turnover)
 

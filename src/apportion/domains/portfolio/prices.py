@@ -2,7 +2,8 @@
 
 A file has one of three layouts: wide (a column of closes for each ticker), long (a row for each date and
 ticker), or yfinance's (a column for each field and ticker). Prices are positive numbers on ascending days,
-one for each instrument on each day. Importing this module does not import JAX.
+complete except for NaN before an instrument is listed and after it is delisted. Importing this module does
+not import JAX.
 """
 
 import hashlib
@@ -24,6 +25,8 @@ Day = str | np.datetime64 | None
 _LEAST_DAYS = 33
 _LEAST_TICKERS = 2
 _LARGEST_GAP = np.timedelta64(366, "D")
+_RECENT_DAYS = 5
+"""Last trading days within which a missing price suggests a truncated file."""
 _LARGEST_MEDIAN_GAP = np.timedelta64(3, "D")
 """Largest median gap between two days of daily prices."""
 _PRICE_RANGE = (1e-30, 1e30)
@@ -90,7 +93,7 @@ class Prices:
     tickers: tuple[str, ...]
     """Names of the instruments, one per column."""
     close: np.ndarray
-    """Closing prices, (time, universe)."""
+    """Closing prices, (time, universe); NaN while an instrument is not listed."""
     high: np.ndarray | None = None
     """Highest prices of each day, or None."""
     low: np.ndarray | None = None
@@ -167,9 +170,23 @@ class Prices:
             return self.close[..., None]
         return np.stack([self.close, self.high, self.low], -1)
 
+    def filled(self) -> np.ndarray:
+        """Return `values` with missing prices filled by the nearest one, or by 1 if there is none."""
+        close = pd.DataFrame(self.close).ffill().bfill().fillna(1.0).to_numpy()
+        return np.where(np.isnan(self.close)[..., None], close[..., None], self.values())
+
     def relatives(self) -> np.ndarray:
-        """Return y_n = v_n / v_{n-1}, (time, universe); 1 on the first row."""
-        return np.concatenate([np.ones_like(self.close[:1]), self.close[1:] / self.close[:-1]])
+        """Return y_n = v_n / v_{n-1}, (time, universe); 1 on the first row and for unlisted instruments."""
+        close = self.filled()[..., 0]
+        return np.concatenate([np.ones_like(close[:1]), close[1:] / close[:-1]])
+
+    def tradable(self) -> np.ndarray | None:
+        """Return which instruments can be held over the period that ends on each row; None if all can.
+
+        An instrument can be bought at its first close at the earliest and is sold at its last.
+        """
+        priced = ~np.isnan(self.close)
+        return None if priced.all() else priced & np.concatenate([priced[:1], priced[:-1]])
 
     def row(self, day: str | np.datetime64) -> int:
         """Return the row of the first trading day on or after `day`; past the end if there is none."""
@@ -277,6 +294,19 @@ def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) 
     return prices
 
 
+def check_last_day(prices: Prices) -> None:
+    """Raise InputError if an instrument has a recent price but none on the last day.
+
+    The file may be truncated, and a policy would sell an instrument without a price.
+    """
+    priced = ~np.isnan(prices.close)
+    for place in np.flatnonzero(priced[-1 - _RECENT_DAYS :].any(0) & ~priced[-1]):
+        raise InputError(
+            f"prices: {prices.tickers[place]} has no price on {prices.dates[-1]}, the last day; complete "
+            "the file, or remove the instrument from it if it is no longer traded"
+        )
+
+
 def embedded_prices() -> Prices:
     """Return the closes of 20 large S&P 500 stocks, 1990 to 2022, from skfolio."""
     otherwise = " or give your own file with --prices"
@@ -337,8 +367,13 @@ def load_prices(path: str | Path) -> Prices:
             f"{prices.dates[min(last + 1, len(gaps))]}; at least {_LEAST_DAYS} are needed without a gap of "
             "a year, so give a longer history or correct the dates"
         )
-    if len(prices.tickers) < _LEAST_TICKERS:
-        raise InputError(f"{path}: has 1 ticker; give at least {_LEAST_TICKERS}")
+    priced = (~np.isnan(prices.close)).sum(1)
+    if priced.min() < _LEAST_TICKERS:
+        few = int((priced < _LEAST_TICKERS).argmax())
+        raise InputError(
+            f"{path}: {priced[few]} tickers have a price on {prices.dates[few]}; at least "
+            f"{_LEAST_TICKERS} are needed on every day, so cut such days off or add tickers"
+        )
     return prices
 
 
@@ -502,15 +537,18 @@ def _parse(frame: pd.DataFrame, source: str) -> Prices:
             raise InputError(f"{source}: {bad.sum()} {what}, first at {place}; {way_out}")
 
     volume = values.pop("volume", None)
+    priced = ~np.isnan(values["close"])
+    listed = np.maximum.accumulate(priced) & np.maximum.accumulate(priced[::-1])[::-1]
+    listed |= ~priced.any(0)
     for field, found in values.items():
-        way_out = "fill them in, or drop the ticker or the days before and after its prices"
-        refuse(np.isnan(found), f"missing values of {field}", way_out)
+        missing = np.isnan(found) & listed
+        refuse(missing, f"missing values of {field}", "fill them in, or drop the ticker or the day")
         wrong = (found < _PRICE_RANGE[0]) | (found > _PRICE_RANGE[1])
         refuse(wrong, f"values of {field} that are no prices", "prices must be finite and > 0")
     close = values.get("adj close", values["close"])
     years = 1970 + calendar.astype("datetime64[Y]").astype(int)
-    times = (close == years[:, None]).all(0)
-    refuse(np.broadcast_to(times, close.shape), "values that count time", "drop the ticker")
+    times = (~priced | (close == years[:, None])).all(0)
+    refuse(times & priced, "values that count time", "drop the ticker")
     if "high" not in values:
         return Prices(calendar, tickers, close, volume=volume)
     nearest = np.clip(values["close"], values["low"], values["high"])
