@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env baselines-env mutants \
-	audit lint wheels bench bench-env bench-gpu tables docs clean
+	audit lint wheels bench bench-env bench-gpu tables notebooks docs clean
 
 install: $(STAMP)
 
@@ -132,6 +132,10 @@ bench-gpu: .peers/gpu/.installed
 # The tables on the pages, from what studies and benchmarks wrote: committed, and written by `make tables`.
 tables: install
 	$(BIN)/python docs/tables.py
+
+# The tutorials that are notebooks, run again with their outputs saved.
+notebooks: install
+	$(BIN)/python docs/notebooks.py
 
 docs: install
 	$(BIN)/python docs/tables.py --check

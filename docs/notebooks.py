@@ -21,6 +21,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "tutorials"
 DPI = 80
+LARGEST_PICTURE = 60_000
+"""Bytes of a PNG."""
 
 Notebook = dict[str, Any]
 
@@ -78,6 +80,42 @@ def _png(figure: Any) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
     return base64.b64encode(file.getvalue()).decode()
+
+
+def outline(notebook: Notebook) -> list[tuple[str, list[str], list[str]]]:
+    """Return the kinds of the outputs and their words; numbers, which differ by machine, become #."""
+    found = []
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            text = "".join(output.get("text") or data["text/plain"])
+            words = re.sub(r"[-+−]?\d[\d.,e+-]*", "#", text).split()
+            found.append((output["output_type"], sorted(data), words))
+    return found
+
+
+def faults(notebook: Notebook) -> list[str]:
+    """Return what a committed notebook lacks: outputs in order, pictures that are small and described."""
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    found = []
+    if [cell["execution_count"] for cell in code] != list(range(1, len(code) + 1)):
+        found.append("not run from top to bottom")
+    shown = [
+        (cell, output["data"]["image/png"])
+        for cell in code
+        for output in cell["outputs"]
+        if "image/png" in output.get("data", {})
+    ]
+    for cell, picture in shown:
+        if len(base64.b64decode(picture)) > LARGEST_PICTURE or not cell["metadata"].get("alt"):
+            found.append(f"{cell['id']}: the picture is too large or has no description")
+    return found if shown else [*found, "no picture"]
+
+
+def words(notebook: Notebook) -> int:
+    """Count the words of the text."""
+    text = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    return sum(len("".join(lines).split()) for lines in text)
 
 
 def as_markdown(notebook: Notebook) -> str:

@@ -777,6 +777,20 @@ def filled(text: str) -> str:
     return GENERATED.sub(written, text)
 
 
+def longest_cell(text: str) -> int:
+    """Return the number of words in the longest cell of a page's tables."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return max((len(cell.split()) for row in rows for cell in row.split("|")), default=0)
+
+
+def words_by_hand(page: Path) -> int:
+    """Count the words of a page without what is generated."""
+    text = GENERATED.sub("", page.read_text())
+    if page.parent == PAGES:
+        text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    return len(text.split())
+
+
 def pages() -> Iterable[tuple[Path, str | None]]:
     """Every file that has something generated, and what should be in it; None where it should not be."""
     for page in sorted(DOCS.rglob("*.md")):

@@ -1,7 +1,6 @@
 """Every Python block of the documentation and the README runs, and what is generated on it is current."""
 
 import ast
-import base64
 import json
 import logging
 import re
@@ -18,9 +17,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = re.compile(r"<!-- file: .+? -->.*?<!-- end -->", re.DOTALL)
-TUTORIALS = ROOT / "docs" / "tutorials"
-TRAINING = ("how-to.md",)
-"""Pages whose blocks train for long: `make test` asks them for their imports alone."""
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+NOTEBOOKS = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))
 
 
 def blocks(page):
@@ -31,19 +29,18 @@ def blocks(page):
         yield text[: found.start(1)].count("\n") + 1, found[1]
 
 
-def run(page, only=lambda statement: True):
+def run(page):
     """All blocks in order, in one namespace; a failure's line number is the page's own."""
     namespace = {"__name__": "page"}
     for line, code in blocks(page):
         tree = ast.parse("\n" * (line - 1) + code, str(page))
-        tree.body = [statement for statement in tree.body if only(statement)]
         exec(compile(tree, str(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] if page.name in TRAINING else [])
+        pytest.param(page, marks=[pytest.mark.slow] if page.name == "how-to.md" else [])
         for page in PAGES
         if any(blocks(page))
     ],
@@ -54,53 +51,21 @@ def test_the_code_blocks_of_the_page_run(page, tmp_path, monkeypatch):
     run(page)
 
 
-def test_everything_that_a_long_page_imports_is_there():
-    for page in PAGES:
-        if page.name in TRAINING:
-            run(page, only=lambda statement: isinstance(statement, ast.Import | ast.ImportFrom))
-
-
-def read_notebooks():
-    found = {path: json.loads(path.read_text("utf-8")) for path in TUTORIALS.glob("*.ipynb")}
-    assert len(found) >= 3
-    return found
-
-
-def shape_of_outputs(notebook):
-    """Kinds of the outputs and their text without numbers, which differ between machines."""
-    shapes = []
-    for cell in notebook["cells"]:
-        for output in cell.get("outputs", ()):
-            data = output.get("data", {})
-            text = "".join(output.get("text") or data["text/plain"])
-            words = re.sub(r"[-+−]?\d[\d.,e+-]*", "#", text).split()
-            shapes.append((output["output_type"], sorted(data), words))
-    return shapes
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [path.stem for path in sorted(TUTORIALS.glob("*.ipynb"))])
-def test_the_notebook_runs_and_its_committed_outputs_have_the_form_of_fresh_ones(name):
-    notebook = read_notebooks()[TUTORIALS / f"{name}.ipynb"]
-    fresh = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["execute"](notebook)
-    assert shape_of_outputs(fresh) == shape_of_outputs(notebook)
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_the_notebook_runs_and_its_committed_outputs_have_the_form_of_fresh_ones(path):
+    notebook = json.loads(path.read_text("utf-8"))
+    assert NOTEBOOKS["outline"](NOTEBOOKS["execute"](notebook)) == NOTEBOOKS["outline"](notebook)
 
 
-def test_notebooks_are_committed_with_all_outputs_and_small_described_pictures():
+def test_notebooks_are_committed_with_outputs_and_one_has_the_code_of_its_example():
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in TUTORIALS}
+    assert {name: NOTEBOOKS["faults"](one) for name, one in found.items()} == dict.fromkeys(
+        found, []
+    )
     example = (ROOT / "examples" / "02_your_own_problem.py").read_text()
-    for path, notebook in read_notebooks().items():
-        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), path
-        pictures = 0
-        for cell in code:
-            for output in cell["outputs"]:
-                if image := output.get("data", {}).get("image/png"):
-                    pictures += 1
-                    assert len(base64.b64decode(image)) <= 60_000, path
-                    assert cell["metadata"]["alt"], path
-            if "class Cache" in "".join(cell["source"]):
-                assert "".join(cell["source"]) in example
-        assert pictures, path
+    cells = ["".join(cell["source"]) for cell in found["own-problem"]["cells"]]
+    assert [cell in example for cell in cells if "class Cache" in cell] == [True]
 
 
 def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
@@ -131,23 +96,13 @@ def test_the_index_has_one_row_for_each_study_and_its_number_is_of_the_claim_it_
 
 
 def test_no_cell_of_the_studies_is_long_and_all_pages_have_40000_words_without_generated_tables():
-    words = 0
-    for page in PAGES:
-        if "results" in page.parts:
-            continue
-        text = page.read_text(encoding="utf-8")
-        if page.parent.name == "studies" or page.name == "README.md":
-            lines = [line for line in text.splitlines() if line.startswith("|")]
-            cells = [len(cell.split()) for line in lines for cell in line.split("|")]
-            assert max(cells) <= 25, page
-        if page.parent.name == "studies":
-            text = re.sub(r"^\|.*$", "", text, flags=re.M)
-        text = re.sub(r"<!-- (table|file): .+? -->.*?<!-- end -->", "", text, flags=re.S)
-        words += len(text.split())
-    for notebook in read_notebooks().values():
-        text = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-        words += sum(len("".join(lines).split()) for lines in text)
-    assert words <= 40_000
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    pages = [page for page in PAGES if "results" not in page.parts]
+    short = [page for page in pages if page.parent.name == "studies" or page.name == "README.md"]
+    assert max(tables["longest_cell"](page.read_text()) for page in short) <= 25
+    words = sum(map(tables["words_by_hand"], pages))
+    words += sum(NOTEBOOKS["words"](json.loads(path.read_text("utf-8"))) for path in TUTORIALS)
+    assert 10_000 < words <= 40_000
 
 
 def test_the_picture_on_the_front_page_and_its_caption_show_what_was_measured():

@@ -1,11 +1,9 @@
 """What `import apportion` gives, and that it costs no JAX until a name is used."""
 
-import ast
 import inspect
-import itertools
+import re
 import subprocess
 import sys
-import textwrap
 from importlib.metadata import version
 
 import pytest
@@ -18,13 +16,8 @@ import apportion.domains.portfolio
 
 def documented_fields(kind):
     """Return the fields of a class and its bases that have a docstring below them."""
-    found = set()
-    for base in (base for base in kind.__mro__ if base.__module__.startswith("apportion")):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
-        for field, below in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                found.add(field.target.id)
-    return found
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("apportion")]
+    return set(re.findall(r'^    (\w+): .+\n    """', "".join(map(inspect.getsource, ours)), re.M))
 
 
 @pytest.mark.parametrize(
