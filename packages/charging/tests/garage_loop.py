@@ -761,7 +761,11 @@ class HttpLoop(Loop):
         hours = (self.now() - self.posted) / 3600
         got = car.got_kwh - self.got_then.get(name, 0.0)
         entry |= {"arrival": datetime.fromtimestamp(START + 60 * car.comes, UTC).isoformat()}
-        entry |= {"delivered_kwh": car.got_kwh, "drawn_kw": got / hours, "offered_a": point.in_force()}
+        entry |= {
+            "delivered_kwh": car.got_kwh,
+            "drawn_kw": got / hours,
+            "offered_a": point.in_force(),
+        }
         if car.states != "never":
             entry["requested_kwh"] = round(car.need_kwh, 1)
         if len(point.station.phases) == 3:

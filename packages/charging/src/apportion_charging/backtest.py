@@ -45,7 +45,6 @@ from apportion_charging.schedulers import (
     simulate,
     walk_day,
 )
-from apportion_charging.sessions import count
 from apportion_charging.settings import OBJECTIVES
 from apportion_charging.site import Site, Tariff, describe_sites, find_site, saved_site
 
@@ -369,18 +368,13 @@ def check_facts(saved: Mapping[str, Any]) -> None:
             f"the policy was trained for {saved.get('job', 'something else')!r}, not for charging; "
             "give the folder of a charging run"
         )
-    until, seen = saved.get("until", {}), saved.get("trained_on", {})
+    until = saved.get("until", {})
     size, recall = saved.get("task_size", 1), saved.get("recall", False)
     channels = saved.get("channels", CHANNELS)
     objective = saved.get("objective", "energy")
     sound = {
         f"objective {objective!r}": objective in OBJECTIVES,
         "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
-        "trained_on": isinstance(seen, Mapping)
-        and all(
-            isinstance(names, list) and all(isinstance(name, str) for name in names)
-            for names in seen.values()
-        ),
         f"task_size {size!r}": type(size) is int and size >= 1,
         f"recall {recall!r}": type(recall) is bool,
         f"channels {channels!r}": channels == CHANNELS,
@@ -413,9 +407,9 @@ def backtest_saved(
     """Backtest a saved policy and every scheduler on a file's sessions.
 
     Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be one
-    that was trained on. If it was, garages are drawn among the stations known in training, and later
-    stations are left out with a warning. With `past_alone` no result of a day depends on sessions of later
-    days, and a request that would need them is refused.
+    that was trained on. If it was, garages are drawn among the stations known in training. With
+    `past_alone` no result of a day depends on sessions of later days, and a request that would need them
+    is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -433,7 +427,6 @@ def backtest_saved(
     whole = site is not None and site.endswith(".toml")
     if not whole and find_site(saved.get("sites", {}), name) is not None:
         description = saved_site(saved, name)
-        frame = _at_known_stations(frame, name, description)
     elif past_alone and not whole and not embedded:
         raise InputError(
             f'site "{name}" was not trained on, and its stations would depend on later sessions; '
@@ -443,9 +436,7 @@ def backtest_saved(
     physics = make_physics(
         saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
     )
-    everything = Days.of(
-        frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
-    )
+    everything = Days.of(frame, name, description, physics=physics)
     until = find_site(saved.get("until", {}), name)
     if until is not None and start is None:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
@@ -489,27 +480,6 @@ def backtest_saved(
         objective=objective,
     )
     return replace(found, fingerprint=description.fingerprint if is_described else None)
-
-
-def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
-    """Select the sessions at described stations; name the others in a warning."""
-    here = frame.site == site
-    other = here & ~frame.station.isin(list(description.stations))
-    if not other.any():
-        return frame
-    names = sorted(frame.station[other].astype(str).unique())
-    if other.sum() == here.sum():
-        raise InputError(
-            f'site "{site}": none of its stations, such as {names[0]}, was there in training; if it is '
-            "another garage, call it something else"
-        )
-    warnings.warn(
-        f"{site}: {count(int(other.sum()), 'session')} at stations that were not there in "
-        f"training ({', '.join(names[:3])}{', ...' if names[3:] else ''}) are left out; describe the site "
-        "in a TOML file to test it with them",
-        stacklevel=3,
-    )
-    return frame.loc[~other]
 
 
 def daily_gains(

@@ -66,15 +66,12 @@ class Days:
         description: Site,
         *,
         physics: Physics = REAL,
-        quiet: float = 0.0,
         mixed: int | None = None,
     ) -> "Days":
         """Every day of a site, of sessions as `read_sessions` gives them.
 
         Parameters
         ----------
-        quiet
-            Days on which fewer sessions a station begin are left out.
         mixed
             A seed that draws every car out of `_MIXED_CARS`; otherwise a car takes what its station gives.
 
@@ -92,18 +89,12 @@ class Days:
         if (station < 0).any():
             unknown = rows.station.astype(str)[station < 0].iloc[0]
             raise InputError(
-                f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
+                f'site "{site}": its description has no station "{unknown}"; describe it in a TOML '
+                "file and give that with --site"
             )
         wiring = make_stations(description)
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
-        days = cls(site, dates, names, wiring, garage, physics, description.prices)
-        busy = garage.begins.sum((1, 2)) >= quiet * len(names)
-        if not busy.any():
-            raise InputError(
-                f'site "{site}": none of its {len(dates)} days has {quiet:g} sessions a station; give '
-                "more sessions, or a smaller --quiet-days"
-            )
-        return days if busy.all() else days._chosen(busy)
+        return cls(site, dates, names, wiring, garage, physics, description.prices)
 
     def __len__(self) -> int:
         return len(self.dates)

@@ -586,7 +586,9 @@ class ChargePoints:
         if not left or "load" not in kept:
             return
         amperes, until = max(a for a, _ in left), max(until for _, until in left)
-        _log.warning("station %s left the site; %g A count until its profile expires", name, amperes)
+        _log.warning(
+            "station %s left the site; %g A count until its profile expires", name, amperes
+        )
         self._removed[name] = kept
         self.limits.reserve({limit: amperes * x for limit, x in kept["load"].items()}, until)
 

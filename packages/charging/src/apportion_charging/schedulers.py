@@ -39,7 +39,7 @@ from apportion_charging.garage import (
     see_sessions,
     see_state,
 )
-from apportion_charging.setpoints import MAX_COMPARED, comes_before, restore_order
+from apportion_charging.setpoints import comes_before
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
 """Function from what is seen to the kW wished for each station, within their limits and the capacity."""
@@ -106,12 +106,7 @@ def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """
     # poured[i] is the total at water level limits[i]; the final level is above every limit with
     # poured <= capacity.
-    if len(limits) > MAX_COMPARED:
-        order = jnp.argsort(limits)
-        rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
-        poured = restore_order(jnp.cumsum(rising) + rising * above, order)
-    else:
-        poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
+    poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
     below = poured <= capacity
     left = capacity - jnp.where(below, limits, 0.0).sum()
     level = left / jnp.maximum((~below).sum(), 1)
@@ -120,11 +115,6 @@ def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
 
 def _serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
-    if len(key) > MAX_COMPARED:
-        order = jnp.lexsort([seen.arrived, key])
-        served = seen.limit_kw[order]
-        taken = restore_order(jnp.cumsum(served) - served, order)
-        return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
     # The barrier prevents XLA from recomputing a key for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
     taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)

@@ -27,8 +27,6 @@ from apportion.runs.settings import suggest
 
 _MAX_KW, _MAX_KWH, _MAX_CAR_KW = 400.0, 1000.0, 1000.0
 """More than any cable gives, any car takes or any car charges with: such numbers are in Wh or W."""
-_LEAST_KWH = 0.2
-"""A file in which no car takes as much is in MWh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
@@ -54,7 +52,7 @@ _NO_DAY = r"\d{4}(?:\D\d\d?)?"
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
-"""No car stays longer, and no few sessions are so far from all others: one of the dates is wrong."""
+"""No car stays longer: one of the dates is wrong."""
 
 
 def count(number: int, thing: str) -> str:
@@ -267,11 +265,10 @@ def _inspect_frame(
         frame[name] = _numbers(columns[name], name, found) if name in columns else np.nan
     if "max_kw" in columns:
         frame["max_kw"] = _numbers(columns["max_kw"], "max_kw", found)
-        found.refuse(frame.max_kw == 0, 'column "max_kw" is 0', "leave it empty if it is not known")
         found.refuse(
-            frame.max_kw > _MAX_CAR_KW,
-            f'column "max_kw" is above {_MAX_CAR_KW:,.0f} kW',
-            "divide it by 1000 in these rows if it is in W, or leave it empty",
+            (frame.max_kw == 0) | (frame.max_kw > _MAX_CAR_KW),
+            f'column "max_kw" is 0 or above {_MAX_CAR_KW:,.0f} kW',
+            "divide it by 1000 if it is in W, and leave it empty if it is not known",
             columns["max_kw"],
         )
     found.refuse(
@@ -282,7 +279,6 @@ def _inspect_frame(
         '"departure" is more than a year after "arrival"',
         "correct the date that is wrong",
     )
-    _refuse_years_between(frame.arrival, found)
     found.raise_refusals()
     _refuse_units(frame, found)
     _note_oddities(frame, found)
@@ -318,27 +314,12 @@ def _refuse_alike(names: Iterable[str], what: str, found: _Found, column: Any = 
         other = spelt.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other == name:
             continue
-        by_case = name.casefold() == other.casefold()
-        how = "case" if by_case else "the encoding of their accents (NFC or NFD)"
-        words = f'{what} "{other}" and "{name}" differ by {how} only'
+        words = f'{what} "{other}" and "{name}" differ by case or by the encoding of accents only'
         way_out = "write one name, and rename or drop any other"
         if column is None:
             found.refusals.append(f"{found.source}: {words}; {way_out}")
         else:
             found.refuse(column == name, words, way_out)
-
-
-def _refuse_years_between(arrivals: Any, found: _Found) -> None:
-    """Refuse a few sessions more than a year from all others: their dates are wrong."""
-    ordered = arrivals.dropna().sort_values()
-    few = max(len(ordered) // 100, 1)
-    for after in np.flatnonzero(ordered.diff() > _YEAR):
-        if min(after, len(ordered) - after) <= few:
-            first, last = ordered.iloc[after - 1], ordered.iloc[after]
-            found.refusals.append(
-                f"{found.source}: no session between {first:%Y-%m-%d} and {last:%Y-%m-%d}; correct the "
-                "date of the few beyond the gap, or leave them out"
-            )
 
 
 def _first_input(value: Any) -> dict[str, Any]:
@@ -432,27 +413,21 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
         times = times.where(~acn, theirs)
     gap, zoned = text.str.lower().isin(_MISSING), text.str.contains(_ZONED)
     first, last = _YEARS
-    what, wrong = f'column "{name}"', times.isna() & ~gap
+    what = f'column "{name}"'
+    unclear = (text.str.contains(_SIGNED) & ~zoned) | text.str.fullmatch(_NO_DAY)
+    wrong = (times.isna() & ~gap) | unclear
     found.refuse(
         wrong,
         f"{what} is no time",
-        "write times as 2019-05-01 07:30:00, by pandas' own reading if that is right: "
-        f'frame["{name}"] = pd.to_datetime(frame["{name}"])',
+        "write times as 2019-05-01 07:30:00 or 2019-05-01 07:30:00+07:00, by pandas' own reading if it is "
+        f'right: frame["{name}"] = pd.to_datetime(frame["{name}"])',
         text,
     )
-    bad_offset, no_day = text.str.contains(_SIGNED) & ~zoned, text.str.fullmatch(_NO_DAY)
-    found.refuse(
-        bad_offset,
-        f"{what} has a UTC offset that is not two digits of hours",
-        "write it as +07:00 or -08:00",
-        text,
-    )
-    found.refuse(no_day, f"{what} is a month or a year", "write the day and the time", text)
     odd = (times.dt.year < first) | (times.dt.year >= last)
     found.refuse(odd, f"{what} is not of the years {first} to {last}", "fix it", text)
     if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
-    return times.mask(odd | bad_offset | no_day), np.unique(zoned[~gap & ~wrong])
+    return times.mask(odd | wrong), np.unique(zoned[~gap & ~wrong])
 
 
 def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
@@ -498,9 +473,6 @@ def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
             f"if it is in Wh, divide: {column} = {column} / 1000, or only these rows if others are in kWh",
             kwh,
         )
-        if there.any() and kwh.max() < _LEAST_KWH:
-            way_out = f"if it is in MWh, multiply: {column} = {column} * 1000"
-            found.refuse(there, f'column "{name}" is below {_LEAST_KWH:g} kWh', way_out, kwh)
     found.raise_refusals()
 
 

@@ -31,8 +31,6 @@ class ChargingSettings(TrainingSettings):
     """Sites to train on, by name or by the TOML file that describes one; by default all in the file."""
     period_minutes: int = 15
     """How often power is shared out: every 5 or 15 minutes."""
-    quiet_days: float = 0.0
-    """Days with fewer sessions a station are left out of training and tests."""
     ideal: bool = False
     """Any power at any time, cars that never taper, meters that never fail: for comparison alone."""
     until: str | None = None
@@ -75,8 +73,6 @@ class ChargingSettings(TrainingSettings):
             )
         if self.period_minutes not in (5, 15):
             raise InputError(f"period_minutes is {self.period_minutes}; it must be 5 or 15")
-        if self.quiet_days < 0:
-            raise InputError(f"quiet_days is {self.quiet_days}; it counts sessions, so >= 0")
         if not 0 <= self.held_out < 1:
             raise InputError(
                 f"held_out is {self.held_out}; it is a share of the stations, at least 0 and below 1"

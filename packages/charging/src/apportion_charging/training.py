@@ -73,9 +73,7 @@ class Garages:
             settings.period_minutes, ideal=settings.ideal, objective=settings.objective
         )
         sites = {
-            name: Days.of(
-                frame, name, site, physics=physics, quiet=settings.quiet_days, mixed=mixed
-            )
+            name: Days.of(frame, name, site, physics=physics, mixed=mixed)
             for name, site in descriptions.items()
         }
         until, seen, unseen = {}, {}, {}
@@ -212,16 +210,11 @@ def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, An
         "task_size": settings.task_size,
         "capacity": list(settings.capacity),
         "until": {name: str(day) for name, day in garages.until.items()},
-        "trained_on": {
-            name: [days.stations[place] for place in garages.seen[name]]
-            for name, days in garages.sites.items()
-        },
         "predictor": garages.predictor.to_dict(),
         "recall": garages.recall,
         "period_minutes": settings.period_minutes,
         "timezone": settings.timezone,
         "ideal": settings.ideal,
-        "quiet_days": settings.quiet_days,
         "objective": settings.objective,
         "sites": {name: site.to_toml() for name, site in garages.descriptions.items()},
         "channels": CHANNELS,
