@@ -3,7 +3,7 @@
 A scheduler maps what is seen of each station to the kW wished for it. Sorted schedulers serve cars at full
 rate in their order until the feeder is exhausted: first come first served, earliest deadline first, least
 laxity first, largest remaining first. Ties are broken by the time of arrival, then by the station's
-position; cars that are done are skipped. `simulate` walks through days, in sequence where a car stays over
+position; cars that are done are skipped. `simulate` walks through days, in sequence if a car stays over
 midnight; `best_energies` solves the linear programme of the largest energy.
 """
 
@@ -236,7 +236,7 @@ def make_lanes(joins: np.ndarray) -> np.ndarray:
 def start_day(
     state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
 ) -> GarageState:
-    """Return the state at midnight: kept where a day joins the one before, else that of new arrivals."""
+    """Return the state at midnight: kept if a day joins the one before, else that of new arrivals."""
     nothing = jax.vmap(initial_state)(stations)
     if state is None:
         return nothing

@@ -62,7 +62,7 @@ def count(number: int, thing: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CheckedSessions:
-    """A sound table of sessions, and what is worth knowing of it."""
+    """A valid table of sessions, and notes about it."""
 
     source: str
     frame: pd.DataFrame
@@ -75,7 +75,7 @@ class CheckedSessions:
         return fingerprint(self.frame)
 
     def describe(self) -> str:
-        """What the data is, in a line."""
+        """Describe the data in a line."""
         frame = self.frame
         sites = ", ".join(
             f"{site} ({count(len(rows), 'session')} at {count(rows.station.nunique(), 'station')})"
@@ -88,11 +88,11 @@ class CheckedSessions:
         )
 
     def summary(self) -> str:
-        """What the data is, and what is odd in it, a line each."""
+        """Describe the data and its oddities, a line each."""
         return "\n".join([f"valid: {self.describe()}", *self.notes])
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same as plain values."""
         facts = {"file": self.source, "summary": self.describe(), "notes": self.notes}
         return {"sessions": facts | {"fingerprint": self.fingerprint}}
 
@@ -126,7 +126,7 @@ def inspect_sessions(
     usual_zone: str | None = None,
     columns: Sequence[str] = (),
 ) -> CheckedSessions:
-    """Read and check a file of sessions, and note what is odd in it.
+    """Read and check a file of sessions, and note its oddities.
 
     Parameters
     ----------
@@ -150,9 +150,9 @@ def inspect_sessions(
 
 
 def _rename_columns(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
-    """A table with the columns called as we do that words such as `arrival=Start` name.
+    """Rename the columns that arguments such as `arrival=Start` name.
 
-    Several may stand in one word, with commas between them.
+    An argument may have several pairs, separated by commas.
 
     >>> theirs = pd.DataFrame(columns=["Start", "Ende"])
     >>> list(_rename_columns(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
@@ -204,7 +204,7 @@ class _Found:
         self.notes: list[str] = []
 
     def raise_refusals(self) -> None:
-        """Everything that forbids the table's use, a sentence for each."""
+        """Raise an InputError with a sentence for each refusal."""
         if self.refusals:
             raise InputError("\n".join(self.refusals))
 
@@ -288,7 +288,7 @@ def _inspect_frame(
 
 
 def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
-    """The columns by our names; what drivers stated may sit inside ACN's userInputs."""
+    """Return the columns by our names; drivers' statements may be inside ACN's userInputs."""
     _refuse_alike([str(name).strip() for name in raw.columns], "columns", found)
     there: dict[str, Any] = {}
     for place, column in enumerate(raw.columns):
@@ -323,7 +323,7 @@ def _refuse_alike(names: Iterable[str], what: str, found: _Found, column: Any = 
 
 
 def _first_input(value: Any) -> dict[str, Any]:
-    """What a driver stated first: later changes were not known when the car came."""
+    """Return a driver's first statement: later changes were unknown when the car came."""
     if isinstance(value, str) and value.strip():
         for parse in (json.loads, ast.literal_eval):
             try:
@@ -337,7 +337,7 @@ def _first_input(value: Any) -> dict[str, Any]:
 
 
 def _text(column: Any) -> Any:
-    """A column as text without space around it, "" where nothing is."""
+    """Convert a column to stripped text; missing values become ""."""
     if column.dtype != "str":
         column = column.astype(object).where(column.notna(), "").map(str)
     return column.fillna("").str.strip()
@@ -375,7 +375,7 @@ def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
 
 
 def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> dict[str, Any]:
-    """The columns of times on the garage's clock, to the second, in its zone where that is known."""
+    """Return the columns of times on the garage's clock, to the second, in its zone if it is known."""
     times: dict[str, Any] = {}
     zoned: dict[bool, str] = {}
     for name in _TIMES:
@@ -404,7 +404,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
 
 
 def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
-    """A column's times, those without a zone as if in UTC, and whether those there are carry one."""
+    """Parse a column's times, without a zone as UTC; also return whether they have a zone."""
     text = _text(column)
     acn = text.str.endswith(" GMT")
     times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
@@ -431,7 +431,7 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
 
 
 def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
-    """A column of energies or powers, NaN where there is none."""
+    """Parse a column of energies or powers; NaN if a value is missing."""
     text, what = _text(column), f'column "{name}"'
     kind, unit = ("energy", "kWh") if name.endswith("kwh") else ("power", "kW")
     gap = text.str.lower().isin(_MISSING)
@@ -451,7 +451,7 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
 
 
 def _beyond(kwh: Any, hours: Any) -> Any:
-    """Energies that no cable gives in these hours, or no car takes."""
+    """Mark energies that no cable gives in these hours, or that no car takes."""
     return (kwh > _MAX_KWH) | (kwh > _MAX_KW * hours + 1)
 
 
@@ -477,7 +477,7 @@ def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
 
 
 def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
-    """Name the columns that nothing is done with."""
+    """Name the columns that are not used."""
     known = [*_LAYOUT, *(theirs.lower() for theirs in _LAYOUT.values()), *_OTHERS]
     unused = [str(name) for name in raw.columns if str(name).strip().lower() not in known]
     if unused:
