@@ -541,6 +541,10 @@ class Loop:
         draw = self.rng.random()
         if self.process is not None and draw < 1 / 300:
             kind = str(self.rng.choice(["restart", "kill", "lost state"]))
+            removed = self.points.keys() - self.site.stations.keys()
+            if any(self.points[name].in_force() for name in removed):
+                # A station that neither the site file nor a state describes cannot be counted.
+                kind = "restart" if kind == "lost state" else kind
             self.counts[kind] += 1
             await self.stop(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
             if kind == "lost state":
