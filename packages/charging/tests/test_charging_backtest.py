@@ -263,6 +263,24 @@ def test_no_bit_of_what_is_said_of_a_day_depends_on_later_ones(saved, untrained,
         assert again.values[: len(gains.values)].tobytes() == gains.values.tobytes()
 
 
+def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, tested):
+    new = FRAME[FRAME.site == "jpl"].tail(2).assign(station=["AAA", "ZZZ"])
+    both = pd.concat([FRAME, new], ignore_index=True).astype({"site": str, "station": str})
+    more = _inspect_frame(both, "s").frame
+    with pytest.warns(
+        UserWarning, match=r"jpl: 2 sessions at stations .*\(AAA, ZZZ\) are left out"
+    ):
+        again = backtest_saved(untrained, saved, more, optimum=False, **SOME)
+    np.testing.assert_array_equal(again.members, tested.members)
+    np.testing.assert_array_equal(again.drawn_kwh["llf"], tested.drawn_kwh["llf"])
+    other = _inspect_frame(FRAME[FRAME.site == "jpl"].assign(station="elsewhere"), "s").frame
+    with pytest.raises(InputError, match="none of its stations, such as elsewhere, was there"):
+        backtest_saved(untrained, saved, other, **SOME)
+    strange = _inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="strange"), "s").frame
+    with pytest.raises(InputError, match='site "strange" was not trained on'):
+        daily_gains(untrained, saved, strange, "llf", tasks=3)
+
+
 def test_a_site_is_the_same_whatever_its_case_and_training_days_are_warned_of(saved, untrained):
     loud = _inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="JPL"), "s").frame
     quick = {"tasks": 3, "optimum": False, "schedulers": {}}

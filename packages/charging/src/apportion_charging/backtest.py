@@ -407,9 +407,9 @@ def backtest_saved(
     """Backtest a saved policy and every scheduler on a file's sessions.
 
     Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be one
-    that was trained on. If it was, garages are drawn among the stations known in training. With
-    `past_alone` no result of a day depends on sessions of later days, and a request that would need them
-    is refused.
+    that was trained on. If it was, garages are drawn among the stations known in training, and later
+    stations are left out with a warning. With `past_alone` no result of a day depends on sessions of later
+    days, and a request that would need them is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -427,6 +427,7 @@ def backtest_saved(
     whole = site is not None and site.endswith(".toml")
     if not whole and find_site(saved.get("sites", {}), name) is not None:
         description = saved_site(saved, name)
+        frame = _at_known_stations(frame, name, description)
     elif past_alone and not whole and not embedded:
         raise InputError(
             f'site "{name}" was not trained on, and its stations would depend on later sessions; '
@@ -480,6 +481,27 @@ def backtest_saved(
         objective=objective,
     )
     return replace(found, fingerprint=description.fingerprint if is_described else None)
+
+
+def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
+    """Select the sessions at described stations; name the others in a warning."""
+    here = frame.site == site
+    other = here & ~frame.station.isin(list(description.stations))
+    if not other.any():
+        return frame
+    names = sorted(frame.station[other].astype(str).unique())
+    if other.sum() == here.sum():
+        raise InputError(
+            f'site "{site}": none of its stations, such as {names[0]}, was there in training; if it is '
+            "another garage, call it something else"
+        )
+    warnings.warn(
+        f"{site}: {count(int(other.sum()), 'session')} at stations that were not there in "
+        f"training ({', '.join(names[:3])}{', ...' if names[3:] else ''}) are left out; describe the site "
+        "in a TOML file to test it with them",
+        stacklevel=3,
+    )
+    return frame.loc[~other]
 
 
 def daily_gains(

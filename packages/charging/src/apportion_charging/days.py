@@ -89,8 +89,7 @@ class Days:
         if (station < 0).any():
             unknown = rows.station.astype(str)[station < 0].iloc[0]
             raise InputError(
-                f'site "{site}": its description has no station "{unknown}"; describe it in a TOML '
-                "file and give that with --site"
+                f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
             )
         wiring = make_stations(description)
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
