@@ -45,6 +45,7 @@ from apportion_charging.schedulers import (
     simulate,
     walk_day,
 )
+from apportion_charging.sessions import count
 from apportion_charging.settings import OBJECTIVES
 from apportion_charging.site import Site, Tariff, describe_sites, find_site, saved_site
 
