@@ -115,7 +115,9 @@ def answers(days: Days, about: dict, out: Path) -> None:
             found = {"median": float(np.median(taken)), "99th": float(np.quantile(taken, 0.99))}
             rows.append({"stations": str(stations), "time": kind, "median, ms": found["median"]})
             rows[-1] |= {"99th percentile, ms": found["99th"], "longest, ms": float(taken.max())}
-    text = f"{ANSWERS:,} answers in a row of a controller with a car at every station, without HTTP."
+    text = (
+        f"{ANSWERS:,} answers in a row of a controller with a car at every station, without HTTP."
+    )
     write("charging_answers", "A live answer", text, rows, about, out)
 
 

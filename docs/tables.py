@@ -701,7 +701,12 @@ def verdict_gain(verdict: dict[str, Any]) -> str:
 
 GARAGES = {"Loop": "charge points (OCPP)", "HttpLoop": "back end (HTTP)"}
 FAULTS = {
-    "kills, restarts, lost states, changed sites": ("kill", "restart", "lost state", "site changes"),
+    "kills, restarts, lost states, changed sites": (
+        "kill",
+        "restart",
+        "lost state",
+        "site changes",
+    ),
     "stations removed while a car charged": ("stations removed with a car",),
     "lost connections, rejecting, silent stations": ("disconnect", "Rejected", "silent"),
     "reconnections, stations left out of a statement": ("reconnect", "left out"),
@@ -737,15 +742,20 @@ def garage_loop() -> str:
         line("minutes", lambda rows: total(rows, "minutes")),
         line("minutes in which every limit held", lambda rows: total(rows, held)),
         *(line(name, lambda rows, own=own: total(rows, *own)) for name, own in FAULTS.items()),
-        line("longest time without an answer, minutes", lambda rows: str(max(r[longest] for r in rows))),
-        line("SIGTERM; ended within 5 s", lambda rows: total(rows, "SIGTERM", "SIGTERM within 5 s")),
+        line(
+            "longest time without an answer, minutes",
+            lambda rows: str(max(r[longest] for r in rows)),
+        ),
+        line(
+            "SIGTERM; ended within 5 s", lambda rows: total(rows, "SIGTERM", "SIGTERM within 5 s")
+        ),
         line("need met with faults less without, points", gained),
     ]
     hours = sum(row["seconds"] for row in every) / 3600
     seeds = {row["seed"] for row in every}
     note = (
-        f"Seeds {min(seeds)} to {max(seeds)}, {hours:.1f} hours. The last line is a mean over seeds with its "
-        "standard error, and the least and the most. "
+        f"Seeds {min(seeds)} to {max(seeds)}, {hours:.1f} hours. The last line is a mean over seeds with "
+        "its standard error, and the least and the most. "
         f"SIGTERM at a random moment under traffic, in a run of its own: {signals['within 5 s']} of "
         f"{signals['SIGTERM']} ended within 5 s, the longest after {signals['longest, seconds']} s."
     )

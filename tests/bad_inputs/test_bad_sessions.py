@@ -33,15 +33,9 @@ def session(**changes: str) -> str:
     ),
     ("some requests in Wh", session(requested_kwh="20000"), "in Wh", "line 3", "only these rows"),
     (
-        "delivered in MWh",
-        session(delivered_kwh="0.004").replace(",20,5\n", ",20,0.005\n"),
-        'column "delivered_kwh" is below 0.2 kWh in 2 sessions',
-        "if it is in MWh, multiply",
-    ),
-    (
         "power is in W",
         session().replace("\n", ",7400\n").replace("kwh,7400", "kwh,max_kw"),
-        'column "max_kw" is above 1,000 kW in 2 sessions, first at line 2 ("7400")',
+        'column "max_kw" is 0 or above 1,000 kW in 2 sessions, first at line 2 ("7400")',
         "in W",
     ),
     (
@@ -53,16 +47,16 @@ def session(**changes: str) -> str:
     (
         "months",
         session(arrival="2019-05"),
-        'column "arrival" is a month or a year in 1 session, first at line 3 ("2019-05")',
+        'column "arrival" is no time in 1 session, first at line 3 ("2019-05")',
     ),
-    ("stations by case", session(station="A"), 'stations "A" and "a" differ by case only', "line"),
+    ("stations by case", session(station="A"), 'stations "A" and "a" differ by case', "line"),
     (
         "sites by encoding",
         session(site="Zu\u0308rich").replace("here,", "Z\u00fcrich,"),
-        "differ by the encoding of their accents",
+        "differ by case or by the encoding of accents only",
     ),
     ("a stay of years", session(departure="2081-05-01 10:00"), "more than a year after"),
-    ("sites by case", session(site="HERE"), 'sites "HERE" and "here" differ by case only'),
+    ("sites by case", session(site="HERE"), 'sites "HERE" and "here" differ by case'),
     (
         "compact with a zone",
         session().replace("-05-01 ", "0501T").replace(":00", "00-0800"),
@@ -98,7 +92,7 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
         (
             f"{command} with {offset}",
             f"{command} s.csv --timezone Asia/Bangkok",
-            ('column "arrival" has a UTC offset', "write it as +07:00"),
+            ('column "arrival" is no time', "07:30:00+07:00"),
             {"s.csv": SOUND["s.csv"].replace(" 08:00,", f" 08:00{offset},")},
         )
         for command in ("check --sessions", "train charging --out out --sessions")

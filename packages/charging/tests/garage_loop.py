@@ -541,6 +541,10 @@ class Loop:
         draw = self.rng.random()
         if self.process is not None and draw < 1 / 300:
             kind = str(self.rng.choice(["restart", "kill", "lost state"]))
+            removed = self.points.keys() - self.site.stations.keys()
+            if any(self.points[name].in_force() for name in removed):
+                # A station that neither the site file nor a state describes cannot be counted.
+                kind = "restart" if kind == "lost state" else kind
             self.counts[kind] += 1
             await self.stop(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
             if kind == "lost state":
@@ -761,7 +765,11 @@ class HttpLoop(Loop):
         hours = (self.now() - self.posted) / 3600
         got = car.got_kwh - self.got_then.get(name, 0.0)
         entry |= {"arrival": datetime.fromtimestamp(START + 60 * car.comes, UTC).isoformat()}
-        entry |= {"delivered_kwh": car.got_kwh, "drawn_kw": got / hours, "offered_a": point.in_force()}
+        entry |= {
+            "delivered_kwh": car.got_kwh,
+            "drawn_kw": got / hours,
+            "offered_a": point.in_force(),
+        }
         if car.states != "never":
             entry["requested_kwh"] = round(car.need_kwh, 1)
         if len(point.station.phases) == 3:

@@ -134,20 +134,6 @@ def test_without_trust_the_baseline_serves_what_its_backtest_does():
     assert ahead == pytest.approx(0, abs=0.01)
 
 
-def test_three_stations_that_fall_silent_for_an_hour_change_little():
-    lost = []
-    noon = pd.Timestamp(FORTNIGHT.dates[1]) + pd.Timedelta(hours=11)
-
-    def silent(name, time):
-        gone = name in NAMES[:9:4] and noon <= time < noon + pd.Timedelta(hours=1)
-        lost.extend([name] * gone)
-        return gone
-
-    ask = controller(SITE).allocate
-    assert abs(points_ahead(lambda now: ask(now).allocation_a, A_DAY, silent=silent)) < 0.5
-    assert len(set(lost)) == 3
-
-
 ODD = st.sampled_from(
     [None, True, False, 0, -1, 0.5, 7, 1e6, 1e300, -math.inf, math.nan, "", "A", "7", "nan", [], {}, [1],
      "2021-06-01 09:00", "2021-06-01T10:00+02:00", "1969-01-01", "2300-01-01", "2021-13-40", "now",

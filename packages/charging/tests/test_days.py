@@ -1,4 +1,4 @@
-"""Sessions as days: whole periods, nights that stay whole, clock changes, quiet days, statements."""
+"""Sessions as days: whole periods, nights that stay whole, clock changes, statements."""
 
 from dataclasses import replace
 
@@ -85,17 +85,6 @@ def test_of_two_cars_in_one_period_the_earlier_stays_and_one_without_a_period_is
     assert garage.departure.tolist() == [[[40, 44]]]
     assert garage.need_kwh[0, 0, 0] == pytest.approx(1.0)
     assert garage.need_kwh[0, 0, 1] < RATE_KW
-
-
-def test_every_day_counts_unless_quiet_ones_are_left_out():
-    rows = [(name, DAY + "08:00", DAY + "09:00", 1.0) for name in "abcdefg"]
-    rows += [(name, "2019-05-05 08:00", "2019-05-05 09:00", 2.0) for name in "ab"]
-    rows += [(name, "2019-05-06 08:00", "2019-05-06 09:00", 1.0) for name in "abc"]
-    assert days_of(*rows).dates.astype(str).tolist() == ["2019-05-02", "2019-05-05", "2019-05-06"]
-    busy = days_of(*rows, quiet=0.3)
-    assert busy.dates.astype(str).tolist() == ["2019-05-02", "2019-05-06"]
-    with pytest.raises(InputError, match="none of its 3 days has 2 sessions a station"):
-        days_of(*rows, quiet=2.0)
 
 
 ZONE = "America/Los_Angeles"

@@ -172,7 +172,11 @@ def test_without_a_state_a_station_that_no_statement_has_listed_keeps_its_cable(
             found = Controller(policy, ABOUT, SITE, trust=0.0, state=state)
             found.reserve_unheard(4 * EVERY)
             cold.append(found)
-        return cold[-1].allocate({"time": "2026-03-02 09:00", "stations": [*stations]}).allocation_a["C"]
+        return (
+            cold[-1]
+            .allocate({"time": "2026-03-02 09:00", "stations": [*stations]})
+            .allocation_a["C"]
+        )
 
     cold, others = [], [{"id": name, "plugged": False} for name in "AB"]
     assert offered(car, restart=True) == 0

@@ -230,35 +230,6 @@ def test_days_side_by_side_give_what_one_long_lane_gives_and_no_session_is_cut(s
     assert alone[beyond] == pytest.approx(need[beyond], rel=0.2, abs=0.5)
 
 
-MANY = 30
-"""Stations enough that few and all of them are worked on by turns, and how many at once."""
-WIDE = WIRING.at(np.arange(MANY) % STATIONS)
-
-
-def test_a_crowd_and_any_other_day_are_simulated_side_by_side_as_one_after_the_other():
-    # One car more every three periods, and none is ever full; and any other day.
-    comes = np.arange(0, 3 * MANY, 3, dtype=np.int32)[:, None]
-    crowd = dataclasses.replace(
-        random_garage(0, stations=MANY, sessions=1),
-        arrival=comes,
-        departure=np.full_like(comes, PERIODS),
-        need_kwh=np.full(comes.shape, 1e3, np.float32),
-        car_a=np.full(comes.shape, 16.0, np.float32),
-    )
-    other = random_garage(1, stations=MANY, sessions=1)
-    start = np.maximum(other.arrival, 0)
-    leaves = np.where(other.departure > start, other.departure, 0)
-    days = [crowd, dataclasses.replace(other, arrival=start, departure=leaves)]
-    names = tuple(map(str, range(MANY)))
-    wide = dataclasses.replace(days_of(*days), stations=names, wiring=WIDE)
-    for phi in (0.05, 0.3):
-        capacity = feeder(phi * MANY / STATIONS)
-        energies = simulate(wide, [SCHEDULERS["llf"]], float(capacity)).energy_kwh[0, 0]
-        for day, found in zip(days, energies, strict=True):
-            drawn = schedulers.walk_day(day, WIDE, SCHEDULERS["llf"], capacity, REAL)[1]
-            assert found == pytest.approx(by_session(day, drawn), rel=1e-5, abs=1e-4)
-
-
 ONE = WIRING.at(np.array([0]))
 
 

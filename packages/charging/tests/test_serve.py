@@ -19,7 +19,6 @@ import jax
 import pytest
 
 pytest.importorskip("uvicorn")
-import test_controller as fortnight
 from garage_loop import ABOUT, ChargePoint, make_run, until
 
 import apportion_charging
@@ -139,19 +138,6 @@ def test_http_answers_what_the_controller_decides_and_shows_it(served):
     code, text = ask(f"{address}/allocate", NOW | {"time": "2026-03-02 09:05", "capacity_kw": 0})
     assert not any(json.loads(text)["allocation_a"].values())
     assert json.loads(ask(f"{address}/state")[1])["capacity_kw"] == 0
-
-
-@pytest.mark.slow
-def test_a_garage_that_asks_by_http_every_minute_is_served_what_the_backtest_says(tmp_path):
-    with serving(fortnight.controller(fortnight.SITE), tmp_path) as (at, _):
-        ahead = fortnight.points_ahead(
-            lambda now: json.loads(ask(f"{at}/allocate", now)[1])["allocation_a"],
-            slice(None),
-            minutes=1,
-        )
-        decisions = json.loads(ask(f"{at}/health")[1])["decisions"]
-    assert decisions > 150
-    assert abs(ahead) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_unknown_columns_are_named_rates_are_read_and_wh_are_noticed(tmp_path):
     [note] = inspect_sessions(written(tmp_path, f"{GOOD},7.4", head=f"{HEAD},max_kwh")).notes
     assert note.endswith("not used: max_kwh; did you mean max_kw?")
     zero = refused(written(tmp_path, f"{GOOD},0", head=f"{HEAD},max_kw"))
-    assert 'column "max_kw" is 0 in 1 session' in zero[0]
+    assert 'column "max_kw" is 0 or above 1,000 kW in 1 session' in zero[0]
     wh = [GOOD.replace(",20,5", f",20000,{5000 + i}").replace(",a,", f",{i},") for i in range(3)]
     sentences = refused(written(tmp_path, *wh))
     assert [sentence.split('"')[1] for sentence in sentences] == ["delivered_kwh", "requested_kwh"]

@@ -1,21 +1,16 @@
 """Set-points: within every limit, none below the least, nothing left that somebody could take, in order."""
 
-import math
-import re
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from garages import STATIONS, WIRING, random_garage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion_charging import schedulers, setpoints
 from apportion_charging.days import make_stations
 from apportion_charging.garage import Stations, StationView, initial_state, see
-from apportion_charging.schedulers import _pour, _serve_in_order
 from apportion_charging.setpoints import set_points
 from apportion_charging.site import Branch, Site, Station
 
@@ -126,37 +121,3 @@ def view(seed: int, many: int) -> StationView:
     stations = jax.tree.map(jnp.asarray, WIRING.at(np.arange(many) % STATIONS))
     day = random_garage(seed, many)
     return see(day, stations, initial_state(stations), jnp.int32(48), jnp.float32(30.0))
-
-
-def put_in_order(seen: StationView, wishes, on, held):
-    """All that depends on who comes before whom."""
-    told = set_points(wishes, seen.most_a, seen.stations, seen.capacity_kw, on=on, held=on & held)
-    return told, _serve_in_order(seen, wishes), _pour(wishes, seen.capacity_kw)
-
-
-def test_many_stations_are_put_in_the_same_order_by_sorting(monkeypatch):
-    rng, garages = np.random.default_rng(0), []
-    for seed in range(8):
-        # Many wishes are equal.
-        wishes = jnp.asarray(rng.integers(0, 4, STATIONS) * 3.7, jnp.float32)
-        garages.append(
-            (view(seed, STATIONS), wishes, *jnp.asarray(rng.random((2, STATIONS)) < 0.5))
-        )
-    by_pairs = jax.jit(lambda *garage: put_in_order(*garage))
-    few = [by_pairs(*garage) for garage in garages]
-    monkeypatch.setattr(setpoints, "MAX_COMPARED", 0)
-    monkeypatch.setattr(schedulers, "MAX_COMPARED", 0)
-    sorting = jax.jit(lambda *garage: put_in_order(*garage))
-    for garage, expected in zip(garages, few, strict=True):
-        for found, own in zip(sorting(*garage), expected, strict=True):
-            assert np.asarray(found) == pytest.approx(np.asarray(own), abs=1e-3)
-
-
-def test_no_program_compares_all_of_many_stations_with_all():
-    many = 2_000
-    flags = jnp.ones(many, bool)
-    program = jax.make_jaxpr(put_in_order)(view(0, many), jnp.ones(many), flags, flags)
-    # A program's text names the shape of every array in it, such as f32[2000,6].
-    shapes = re.findall(r"[a-z]\d*\[([\d,]+)\]", str(program))
-    largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    assert many <= largest < 10 * many

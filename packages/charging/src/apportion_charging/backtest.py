@@ -1,4 +1,4 @@
-"""A policy and every scheduler on the same days, stations and feeder, with intervals of its lead.
+"""Compare a policy with every scheduler on the same days, stations and feeder.
 
 Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of days,
 because all tasks share a day's weather and holidays. A certificate bets on gains by day: the difference of
@@ -56,8 +56,8 @@ POLICY = "policy"
 _SHORT_SHARE = 0.8
 """A car that left with less than this share of its need left short."""
 GAIN_BOUND = 0.05
-"""A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
-cars rarely differ by more, and what a certificate says is about gains so counted."""
+"""A day's gain is clipped at 5 points of its need: schedulers that share one feeder among the same cars
+rarely differ by more."""
 _FORMATS: Any = {
     "served": "{:.2%}".format,
     "left_short": "{:.1%}".format,
@@ -78,7 +78,7 @@ MEASURES = {
 
 @dataclass(frozen=True, eq=False)
 class ChargingBacktest:
-    """What every schedule delivered, session by session."""
+    """The energy that every schedule delivered to each session."""
 
     site: str
     dates: np.ndarray
@@ -91,18 +91,18 @@ class ChargingBacktest:
     capacity: float
     """The feeders, as a share of their stations' full rate."""
     need_kwh: np.ndarray
-    """(tasks, days, entities, sessions), on a session's first day; 0 where there is no session."""
+    """(tasks, days, entities, sessions), on a session's first day; 0 if there is no session."""
     drawn_kwh: Mapping[str, np.ndarray]
     """Of each schedule, in the same shape."""
     optimum_kwh: np.ndarray | None
     """The most that could be drawn together, (tasks, days)."""
     cost: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What the energy of each schedule cost, (tasks, days); nothing where no prices are known."""
+    """What the energy of each schedule cost, (tasks, days); empty without prices."""
     worth_per_kwh: float = 0.0
     objective: str = "energy"
-    """What the policy was trained for, and leads are in."""
+    """What the policy was trained for; also the unit of its leads."""
     fingerprint: str | None = None
-    """Of the garage's description, where it was tested as a whole."""
+    """Of the garage's description, if it was tested as a whole."""
 
     @cached_property
     def served(self) -> dict[str, float]:
@@ -114,7 +114,7 @@ class ChargingBacktest:
         return shares
 
     def ahead(self, other: str) -> Estimate:
-        """By how much the policy is better than another in what it was trained for, by clusters of days.
+        """Return the policy's lead over a schedule in its own objective, by clusters of days.
 
         For energy in shares of the need, for fairness in Jain's index, for promises in shares of the cars,
         for cost in money a kWh of need.
@@ -124,7 +124,7 @@ class ChargingBacktest:
 
     @property
     def best_rule(self) -> str:
-        """The schedule without hidden values that is best by the policy's objective here, in hindsight."""
+        """The best schedule by the policy's objective in this test, of those without hidden values."""
         rules = [name for name in self.drawn_kwh if name not in (POLICY, *HINDSIGHT)]
         return max(rules, key=lambda name: float(self.daily(name, self.objective)[0].sum()))
 
@@ -145,16 +145,16 @@ class ChargingBacktest:
         return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0), self.by_day()
 
     def cost_per_kwh(self, name: str) -> float:
-        """What a kWh cost that was drawn, with its part of the charges for peaks."""
+        """Return the cost of a drawn kWh, with its part of the charges for peaks."""
         return float(self.cost[name].sum() / self.drawn_kwh[name].sum())
 
     def short(self, name: str) -> float:
-        """The share of cars that left with less than 80 % of what they needed."""
+        """Return the share of cars that left with less than 80 % of their need."""
         there = self.need_kwh > 0
         return float((self.drawn_kwh[name] < _SHORT_SHARE * self.need_kwh)[there].mean())
 
     def fairness(self, name: str) -> float:
-        """Jain's index of the cars' shares of their need, within a task's day; the mean over them."""
+        """Return Jain's index of the cars' served shares within a task's day, averaged over days."""
         index = self._jain(name)
         return float(index[index > 0].mean())
 
@@ -167,7 +167,7 @@ class ChargingBacktest:
         return shares.sum((2, 3)) ** 2 / np.where(squares > 0, squares, 1.0)
 
     def measures(self, name: str) -> dict[str, float]:
-        """A schedule by everything that may be wanted of it; kept are the cars' promises."""
+        """Return all measures of a schedule; `kept` is the share of promises kept."""
         kept, cars = self.daily(name, "promise")
         found = {
             "served": self.served[name],
@@ -178,7 +178,7 @@ class ChargingBacktest:
         return found | ({"cost_per_kwh": self.cost_per_kwh(name)} if self.cost else {})
 
     def to_json(self) -> dict[str, Any]:
-        """The contract of `apportion backtest --json`."""
+        """Return what `apportion backtest --json` prints."""
         leads = {name: self.ahead(name) for name in self._compared()}
         return {
             "site": self.site,
@@ -309,7 +309,7 @@ def backtest_schedules(
     optimum
         Whether the linear programme of every garage and day is solved, which takes longest.
     schedulers
-        Those beside the policy.
+        The schedulers to compare with.
     mpc
         Whether model-predictive control is one of them: it plans some tens of days a second.
     objective
@@ -369,18 +369,13 @@ def check_facts(saved: Mapping[str, Any]) -> None:
             f"the policy was trained for {saved.get('job', 'something else')!r}, not for charging; "
             "give the folder of a charging run"
         )
-    until, seen = saved.get("until", {}), saved.get("trained_on", {})
+    until = saved.get("until", {})
     size, recall = saved.get("task_size", 1), saved.get("recall", False)
     channels = saved.get("channels", CHANNELS)
     objective = saved.get("objective", "energy")
     sound = {
         f"objective {objective!r}": objective in OBJECTIVES,
         "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
-        "trained_on": isinstance(seen, Mapping)
-        and all(
-            isinstance(names, list) and all(isinstance(name, str) for name in names)
-            for names in seen.values()
-        ),
         f"task_size {size!r}": type(size) is int and size >= 1,
         f"recall {recall!r}": type(recall) is bool,
         f"channels {channels!r}": channels == CHANNELS,
@@ -443,9 +438,7 @@ def backtest_saved(
     physics = make_physics(
         saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
     )
-    everything = Days.of(
-        frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
-    )
+    everything = Days.of(frame, name, description, physics=physics)
     until = find_site(saved.get("until", {}), name)
     if until is not None and start is None:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
@@ -526,12 +519,12 @@ def daily_gains(
     Parameters
     ----------
     saved
-        What was saved with the policy.
+        The facts saved with the policy.
     against
         The name of a scheduler, the folder of another charging run, or a scheduler of your own. Another
         run's policy is shown this run's predictions, on days after both were trained.
     bound
-        What a day's gain counts at most; decide on it before you look.
+        The largest gain of a day that counts; choose it before you see the data.
     chosen
         Site, stations, capacity and tasks, as in `backtest_saved`.
     """
@@ -580,7 +573,7 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
     Raises
     ------
     InputError
-        Where it is of another site, of garages drawn among stations, or no certificate.
+        If it is for another site, for garages drawn among stations, or no certificate.
     """
     with reading(path, "certify the policy for this site first"):
         saved = json.loads(read_bytes(path))

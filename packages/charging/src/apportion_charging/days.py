@@ -66,22 +66,19 @@ class Days:
         description: Site,
         *,
         physics: Physics = REAL,
-        quiet: float = 0.0,
         mixed: int | None = None,
     ) -> "Days":
-        """Every day of a site, of sessions as `read_sessions` gives them.
+        """Create all days of a site from sessions, as returned by `read_sessions`.
 
         Parameters
         ----------
-        quiet
-            Days on which fewer sessions a station begin are left out.
         mixed
             A seed that draws every car out of `_MIXED_CARS`; otherwise a car takes what its station gives.
 
         Raises
         ------
         InputError
-            Where there is no such site, a station is not described, or no day is left.
+            If there is no such site, a station is not described, or no day is left.
         """
         rows = frame.loc[frame.site == site].sort_values(by="arrival", kind="stable")
         if rows.empty:
@@ -96,14 +93,7 @@ class Days:
             )
         wiring = make_stations(description)
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
-        days = cls(site, dates, names, wiring, garage, physics, description.prices)
-        busy = garage.begins.sum((1, 2)) >= quiet * len(names)
-        if not busy.any():
-            raise InputError(
-                f'site "{site}": none of its {len(dates)} days has {quiet:g} sessions a station; give '
-                "more sessions, or a smaller --quiet-days"
-            )
-        return days if busy.all() else days._chosen(busy)
+        return cls(site, dates, names, wiring, garage, physics, description.prices)
 
     def __len__(self) -> int:
         return len(self.dates)
@@ -115,12 +105,12 @@ class Days:
     def between(
         self, start: str | np.datetime64 | None = None, end: str | np.datetime64 | None = None
     ) -> "Days":
-        """The days from `start` to `end`, both included.
+        """Select the days from `start` to `end`, both included.
 
         Raises
         ------
         InputError
-            Where no day is left.
+            If no day is left.
         """
         first = self.dates[0] if start is None else as_day(start)
         last = self.dates[-1] if end is None else as_day(end)
@@ -133,7 +123,7 @@ class Days:
         return self._chosen(rows)
 
     def at(self, stations: Sequence[int] | np.ndarray) -> "Days":
-        """Some of the stations, by their places, in this order."""
+        """Select stations by position, in this order."""
         places = np.asarray(stations, int)
         names = tuple(self.stations[place] for place in places)
         garage = jax.tree.map(lambda x: x[:, places], self.garage)
@@ -159,7 +149,7 @@ class Days:
         return min(open_days[0] - 1, last) if len(open_days) else last
 
     def summary(self) -> str:
-        """What the days are, in a line."""
+        """Describe the days in a line."""
         begins = self.garage.begins
         needed = float((self.garage.need_kwh * begins).sum())
         return (

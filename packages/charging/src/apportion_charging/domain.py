@@ -45,18 +45,18 @@ class _GarageOptions:
     """The garages that a charging run is tested in."""
 
     columns: tuple[str, ...] = ()
-    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
+    """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone; by default
     what the file says, or what the run was trained with."""
     site: str | None = None
     """The site to test on, by name or by the TOML file that describes it, which is then tested as a whole;
-    needed where the sessions are of several."""
+    needed if the sessions are of several."""
     stations: int | None = None
     """Stations behind one feeder; by default as in training, or all of a site that a file describes."""
     capacity: str | None = None
     """What the feeder gives, as a share of its stations' full rate or in kW, such as 30kW; by default a
-    site's own where a file describes it, else 0.15."""
+    site's own if a file describes it, else 0.15."""
     tasks: int = 8
     """Garages to draw among the site's stations."""
 
@@ -82,15 +82,15 @@ class ChargingCertifyOptions(_GarageOptions):
     data: Path | None = None
     """Sessions newer than what it was trained on; without it, the run's own file."""
     bound: float | None = None
-    """What a day's gain counts at most, by default 0.05 of its need. Decide on it before you look."""
+    """The largest gain of a day that counts, by default 0.05 of its need. Choose it before you look."""
 
 
 @dataclass(frozen=True)
 class ChargingAllocateOptions(ControllerOptions):
-    """Charging: the power to offer each car until the next question."""
+    """Charging: the power to offer each car until the next call."""
 
     now: Path | None = None
-    """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
+    """The garage's state: a JSON object with time, capacity_kw and stations."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class ChargingCheckOptions:
     sessions: Path | None = None
     """CSV or Parquet file of charging sessions."""
     columns: tuple[str, ...] = ()
-    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
+    """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
 
 
 class _ChargingDomain(Domain):
-    """A garage's power, shared out among the cars that are plugged in."""
+    """Sharing of a garage's power among the cars that are plugged in."""
 
     name = "charging"
     settings = ChargingSettings
@@ -249,7 +249,7 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
 def _read_own(
     run: "Run", given: Path | None, options: _GarageOptions
 ) -> "tuple[pd.DataFrame, bool]":
-    """The sessions the user gave, else those the run was trained on, and whether they are the embedded."""
+    """Return the given sessions, else those of training, and whether they are the embedded ones."""
     from apportion_charging.sessions import read_sessions
     from apportion_charging.site import find_zone
 
@@ -265,6 +265,6 @@ def _read_own(
 
 
 def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":
-    """Schedules in per cent of the need, and the policy's lead over each in points."""
+    """Convert to per cent of the need, and the policy's leads to points."""
     shown = {name: factor * rows[column] for column, name, factor in _COLUMNS if column in rows}
     return rows[["schedule"]].assign(**shown).round(2)

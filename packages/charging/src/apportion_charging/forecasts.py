@@ -89,7 +89,7 @@ class Predictor:
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
-        """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
+        """Add the predictions on arrival to sessions (days, stations, sessions), without recall."""
         x, there = _features(garage, self.medians), garage.there
         # Not a matrix product, whose last bit may depend on the number of days.
         departure = garage.arrived + np.exp((x * self.stay).sum(-1))
@@ -113,7 +113,7 @@ class Predictor:
         )
 
     def to_dict(self) -> dict[str, list[float]]:
-        """Plain numbers, to be saved with a policy."""
+        """Return plain numbers, to be saved with a policy."""
         return {
             "need": self.need.tolist(),
             "stay": self.stay.tolist(),
@@ -123,7 +123,7 @@ class Predictor:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Predictor":
-        """The predictor that `to_dict` wrote.
+        """Create a predictor from what `to_dict` returned.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Predictor:
 
 @dataclass(frozen=True, eq=False)
 class EarlierDays:
-    """What is kept of one site's days, at all its stations, for the forecasts of later ones.
+    """Statistics of one site's days at all stations, for the forecasts of later days.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class EarlierDays:
     def apply(
         self, garage: Garage, dates: np.ndarray, stations: np.ndarray | None = None
     ) -> Garage:
-        """Sessions (days, stations, sessions) with all that is forecast, by the days before each.
+        """Add all forecasts to sessions (days, stations, sessions), from the days before each.
 
         Requests are recalled at all stations, or at these places alone.
         """
@@ -242,7 +242,7 @@ def add_forecasts(
     only: Days | None = None,
     stations: np.ndarray | None = None,
 ) -> Days:
-    """Days of one site with predictions and, with `recall`, with what the days before each tell.
+    """Add predictions to the days of one site and, with `recall`, corrections from the days before each.
 
     Of all these days, or `only` of some of them and at these `stations`, which takes less time.
     """
@@ -278,7 +278,7 @@ def _log(values: Any, least: float) -> np.ndarray:
 
 
 def _features(garage: Garage, medians: _Medians) -> np.ndarray:
-    """What is known on arrival, (days, stations, sessions, features)."""
+    """Compute the features known on arrival, (days, stations, sessions, features)."""
     requested = np.where(garage.said_energy, garage.requested_kwh, medians.requested_kwh)
     stated = garage.stated_departure - garage.arrived
     stay = np.where(garage.said_departure, stated, medians.stay_hours)

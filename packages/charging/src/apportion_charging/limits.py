@@ -2,8 +2,8 @@
 
 A live limit is in force until its time to live ends, and never above the site's own. Then, and until the
 first one arrives, the safe limit of the site file applies. Without a safe limit the last live one stays.
-`capacity_kw` of a request is a live limit of the feeder, too, whose end never raises it. What a station that
-left the site may still draw is subtracted from each limit above it.
+`capacity_kw` of a request is a live limit of the feeder, too, whose end never raises it. What a station
+that left the site may still draw is subtracted from each limit above it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What an operator wants served: the reward of a period, by what is drawn in it.
+"""The objectives of an operator: the reward of a period, from the energy drawn in it.
 
 `energy` is kWh. `fair` is concave in each car's share of its need, so that the first kWh of a car counts
 more than its last. `promise` counts 80 % of each car's need first, and then energy.
@@ -26,7 +26,7 @@ _PER_CAR_KWH = 10.0
 
 
 class Objective(eqx.Module):
-    """A reward; `at` makes one for the site of a station, where that matters."""
+    """A reward; `at` returns the one of a station's site."""
 
     @abstractmethod
     def __call__(

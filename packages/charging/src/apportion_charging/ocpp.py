@@ -50,7 +50,7 @@ _POLL_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 """Seconds that a charge point has to close its connection."""
 _STATEMENT_SECONDS = 3600.0
-"""For so long a driver's statement waits for the car."""
+"""Seconds for which a driver's statement waits for the car."""
 _KEPT = ("start_wh", "register_wh", "read_at", "currents_a")
 """Fields of a meter in the state file."""
 _STATEMENTS = ("requested_kwh", "stated_departure", "max_kw")
@@ -463,7 +463,7 @@ class ChargePoints:
         return bool(taken)
 
     async def _send_defaults(self, periodic: bool) -> None:
-        """Send the default profile of 0 A where it has not been accepted."""
+        """Send the default profile of 0 A to charge points that have not accepted it."""
         waiting: dict[Link, list[_Point]] = {}
         for point in self.points.values():
             if point.link is not None and point.connected and not point.has_default:
@@ -586,7 +586,9 @@ class ChargePoints:
         if not left or "load" not in kept:
             return
         amperes, until = max(a for a, _ in left), max(until for _, until in left)
-        _log.warning("station %s left the site; %g A count until its profile expires", name, amperes)
+        _log.warning(
+            "station %s left the site; %g A count until its profile expires", name, amperes
+        )
         self._removed[name] = kept
         self.limits.reserve({limit: amperes * x for limit, x in kept["load"].items()}, until)
 

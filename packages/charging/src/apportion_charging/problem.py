@@ -74,7 +74,7 @@ class Charging(Problem):
     """Days that each station's site has."""
     worth: Float[Array, " universe"]
     """What a kWh counts at each station: the mean daily need of a station over all sites, over that of
-    its own site; 1 where there is one site."""
+    its own site; 1 if there is one site."""
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
     objective: Objective
@@ -142,13 +142,13 @@ class Charging(Problem):
         return (task.members[:-1], task.mask[:-1]) if self.spare else (task.members, task.mask)
 
     def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> _DayState:
-        """The first state of a day behind a given feeder."""
+        """Return the first state of a day behind a given feeder."""
         start = jnp.zeros((), jnp.int32)
         known = initial_state(self.stations.at(self._stations(task)[0]))
         return _DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
 
     def see(self, task: Task, state: _DayState) -> StationView:
-        """What a controller sees of the task's stations."""
+        """Return what a controller sees of the task's stations."""
         members, _ = self._stations(task)
         here = self.garage.at(state.day, members)
         stations = self.stations.at(members)

@@ -3,7 +3,7 @@
 A scheduler maps what is seen of each station to the kW wished for it. Sorted schedulers serve cars at full
 rate in their order until the feeder is exhausted: first come first served, earliest deadline first, least
 laxity first, largest remaining first. Ties are broken by the time of arrival, then by the station's
-position; cars that are done are skipped. `simulate` walks through days, in sequence where a car stays over
+position; cars that are done are skipped. `simulate` walks through days, in sequence if a car stays over
 midnight; `best_energies` solves the linear programme of the largest energy.
 """
 
@@ -39,7 +39,7 @@ from apportion_charging.garage import (
     see_sessions,
     see_state,
 )
-from apportion_charging.setpoints import MAX_COMPARED, comes_before, restore_order
+from apportion_charging.setpoints import comes_before
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
 """Function from what is seen to the kW wished for each station, within their limits and the capacity."""
@@ -106,12 +106,7 @@ def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """
     # poured[i] is the total at water level limits[i]; the final level is above every limit with
     # poured <= capacity.
-    if len(limits) > MAX_COMPARED:
-        order = jnp.argsort(limits)
-        rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
-        poured = restore_order(jnp.cumsum(rising) + rising * above, order)
-    else:
-        poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
+    poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
     below = poured <= capacity
     left = capacity - jnp.where(below, limits, 0.0).sum()
     level = left / jnp.maximum((~below).sum(), 1)
@@ -120,11 +115,6 @@ def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
 
 def _serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
-    if len(key) > MAX_COMPARED:
-        order = jnp.lexsort([seen.arrived, key])
-        served = seen.limit_kw[order]
-        taken = restore_order(jnp.cumsum(served) - served, order)
-        return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
     # The barrier prevents XLA from recomputing a key for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
     taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)
@@ -246,7 +236,7 @@ def make_lanes(joins: np.ndarray) -> np.ndarray:
 def start_day(
     state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
 ) -> GarageState:
-    """Return the state at midnight: kept where a day joins the one before, else that of new arrivals."""
+    """Return the state at midnight: kept if a day joins the one before, else that of new arrivals."""
     nothing = jax.vmap(initial_state)(stations)
     if state is None:
         return nothing

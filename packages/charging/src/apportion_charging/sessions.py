@@ -27,8 +27,6 @@ from apportion.runs.settings import suggest
 
 _MAX_KW, _MAX_KWH, _MAX_CAR_KW = 400.0, 1000.0, 1000.0
 """More than any cable gives, any car takes or any car charges with: such numbers are in Wh or W."""
-_LEAST_KWH = 0.2
-"""A file in which no car takes as much is in MWh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
@@ -54,7 +52,7 @@ _NO_DAY = r"\d{4}(?:\D\d\d?)?"
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
-"""No car stays longer, and no few sessions are so far from all others: one of the dates is wrong."""
+"""No car stays longer: one of the dates is wrong."""
 
 
 def count(number: int, thing: str) -> str:
@@ -64,7 +62,7 @@ def count(number: int, thing: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CheckedSessions:
-    """A sound table of sessions, and what is worth knowing of it."""
+    """A valid table of sessions, and notes about it."""
 
     source: str
     frame: pd.DataFrame
@@ -77,7 +75,7 @@ class CheckedSessions:
         return fingerprint(self.frame)
 
     def describe(self) -> str:
-        """What the data is, in a line."""
+        """Describe the data in a line."""
         frame = self.frame
         sites = ", ".join(
             f"{site} ({count(len(rows), 'session')} at {count(rows.station.nunique(), 'station')})"
@@ -90,11 +88,11 @@ class CheckedSessions:
         )
 
     def summary(self) -> str:
-        """What the data is, and what is odd in it, a line each."""
+        """Describe the data and its oddities, a line each."""
         return "\n".join([f"valid: {self.describe()}", *self.notes])
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the same as plain values."""
         facts = {"file": self.source, "summary": self.describe(), "notes": self.notes}
         return {"sessions": facts | {"fingerprint": self.fingerprint}}
 
@@ -128,7 +126,7 @@ def inspect_sessions(
     usual_zone: str | None = None,
     columns: Sequence[str] = (),
 ) -> CheckedSessions:
-    """Read and check a file of sessions, and note what is odd in it.
+    """Read and check a file of sessions, and note its oddities.
 
     Parameters
     ----------
@@ -152,9 +150,9 @@ def inspect_sessions(
 
 
 def _rename_columns(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
-    """A table with the columns called as we do that words such as `arrival=Start` name.
+    """Rename the columns that arguments such as `arrival=Start` name.
 
-    Several may stand in one word, with commas between them.
+    An argument may have several pairs, separated by commas.
 
     >>> theirs = pd.DataFrame(columns=["Start", "Ende"])
     >>> list(_rename_columns(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
@@ -206,7 +204,7 @@ class _Found:
         self.notes: list[str] = []
 
     def raise_refusals(self) -> None:
-        """Everything that forbids the table's use, a sentence for each."""
+        """Raise an InputError with a sentence for each refusal."""
         if self.refusals:
             raise InputError("\n".join(self.refusals))
 
@@ -267,11 +265,10 @@ def _inspect_frame(
         frame[name] = _numbers(columns[name], name, found) if name in columns else np.nan
     if "max_kw" in columns:
         frame["max_kw"] = _numbers(columns["max_kw"], "max_kw", found)
-        found.refuse(frame.max_kw == 0, 'column "max_kw" is 0', "leave it empty if it is not known")
         found.refuse(
-            frame.max_kw > _MAX_CAR_KW,
-            f'column "max_kw" is above {_MAX_CAR_KW:,.0f} kW',
-            "divide it by 1000 in these rows if it is in W, or leave it empty",
+            (frame.max_kw == 0) | (frame.max_kw > _MAX_CAR_KW),
+            f'column "max_kw" is 0 or above {_MAX_CAR_KW:,.0f} kW',
+            "divide it by 1000 if it is in W, and leave it empty if it is not known",
             columns["max_kw"],
         )
     found.refuse(
@@ -282,7 +279,6 @@ def _inspect_frame(
         '"departure" is more than a year after "arrival"',
         "correct the date that is wrong",
     )
-    _refuse_years_between(frame.arrival, found)
     found.raise_refusals()
     _refuse_units(frame, found)
     _note_oddities(frame, found)
@@ -292,7 +288,7 @@ def _inspect_frame(
 
 
 def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
-    """The columns by our names; what drivers stated may sit inside ACN's userInputs."""
+    """Return the columns by our names; drivers' statements may be inside ACN's userInputs."""
     _refuse_alike([str(name).strip() for name in raw.columns], "columns", found)
     there: dict[str, Any] = {}
     for place, column in enumerate(raw.columns):
@@ -318,9 +314,7 @@ def _refuse_alike(names: Iterable[str], what: str, found: _Found, column: Any = 
         other = spelt.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other == name:
             continue
-        by_case = name.casefold() == other.casefold()
-        how = "case" if by_case else "the encoding of their accents (NFC or NFD)"
-        words = f'{what} "{other}" and "{name}" differ by {how} only'
+        words = f'{what} "{other}" and "{name}" differ by case or by the encoding of accents only'
         way_out = "write one name, and rename or drop any other"
         if column is None:
             found.refusals.append(f"{found.source}: {words}; {way_out}")
@@ -328,21 +322,8 @@ def _refuse_alike(names: Iterable[str], what: str, found: _Found, column: Any = 
             found.refuse(column == name, words, way_out)
 
 
-def _refuse_years_between(arrivals: Any, found: _Found) -> None:
-    """Refuse a few sessions more than a year from all others: their dates are wrong."""
-    ordered = arrivals.dropna().sort_values()
-    few = max(len(ordered) // 100, 1)
-    for after in np.flatnonzero(ordered.diff() > _YEAR):
-        if min(after, len(ordered) - after) <= few:
-            first, last = ordered.iloc[after - 1], ordered.iloc[after]
-            found.refusals.append(
-                f"{found.source}: no session between {first:%Y-%m-%d} and {last:%Y-%m-%d}; correct the "
-                "date of the few beyond the gap, or leave them out"
-            )
-
-
 def _first_input(value: Any) -> dict[str, Any]:
-    """What a driver stated first: later changes were not known when the car came."""
+    """Return a driver's first statement: later changes were unknown when the car came."""
     if isinstance(value, str) and value.strip():
         for parse in (json.loads, ast.literal_eval):
             try:
@@ -356,7 +337,7 @@ def _first_input(value: Any) -> dict[str, Any]:
 
 
 def _text(column: Any) -> Any:
-    """A column as text without space around it, "" where nothing is."""
+    """Convert a column to stripped text; missing values become ""."""
     if column.dtype != "str":
         column = column.astype(object).where(column.notna(), "").map(str)
     return column.fillna("").str.strip()
@@ -394,7 +375,7 @@ def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
 
 
 def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> dict[str, Any]:
-    """The columns of times on the garage's clock, to the second, in its zone where that is known."""
+    """Return the columns of times on the garage's clock, to the second, in its zone if it is known."""
     times: dict[str, Any] = {}
     zoned: dict[bool, str] = {}
     for name in _TIMES:
@@ -423,7 +404,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
 
 
 def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
-    """A column's times, those without a zone as if in UTC, and whether those there are carry one."""
+    """Parse a column's times, without a zone as UTC; also return whether they have a zone."""
     text = _text(column)
     acn = text.str.endswith(" GMT")
     times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
@@ -432,31 +413,25 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
         times = times.where(~acn, theirs)
     gap, zoned = text.str.lower().isin(_MISSING), text.str.contains(_ZONED)
     first, last = _YEARS
-    what, wrong = f'column "{name}"', times.isna() & ~gap
+    what = f'column "{name}"'
+    unclear = (text.str.contains(_SIGNED) & ~zoned) | text.str.fullmatch(_NO_DAY)
+    wrong = (times.isna() & ~gap) | unclear
     found.refuse(
         wrong,
         f"{what} is no time",
-        "write times as 2019-05-01 07:30:00, by pandas' own reading if that is right: "
-        f'frame["{name}"] = pd.to_datetime(frame["{name}"])',
+        "write times as 2019-05-01 07:30:00 or 2019-05-01 07:30:00+07:00, by pandas' own reading if it is "
+        f'right: frame["{name}"] = pd.to_datetime(frame["{name}"])',
         text,
     )
-    bad_offset, no_day = text.str.contains(_SIGNED) & ~zoned, text.str.fullmatch(_NO_DAY)
-    found.refuse(
-        bad_offset,
-        f"{what} has a UTC offset that is not two digits of hours",
-        "write it as +07:00 or -08:00",
-        text,
-    )
-    found.refuse(no_day, f"{what} is a month or a year", "write the day and the time", text)
     odd = (times.dt.year < first) | (times.dt.year >= last)
     found.refuse(odd, f"{what} is not of the years {first} to {last}", "fix it", text)
     if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
-    return times.mask(odd | bad_offset | no_day), np.unique(zoned[~gap & ~wrong])
+    return times.mask(odd | wrong), np.unique(zoned[~gap & ~wrong])
 
 
 def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
-    """A column of energies or powers, NaN where there is none."""
+    """Parse a column of energies or powers; NaN if a value is missing."""
     text, what = _text(column), f'column "{name}"'
     kind, unit = ("energy", "kWh") if name.endswith("kwh") else ("power", "kW")
     gap = text.str.lower().isin(_MISSING)
@@ -476,7 +451,7 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
 
 
 def _beyond(kwh: Any, hours: Any) -> Any:
-    """Energies that no cable gives in these hours, or no car takes."""
+    """Mark energies that no cable gives in these hours, or that no car takes."""
     return (kwh > _MAX_KWH) | (kwh > _MAX_KW * hours + 1)
 
 
@@ -498,14 +473,11 @@ def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
             f"if it is in Wh, divide: {column} = {column} / 1000, or only these rows if others are in kWh",
             kwh,
         )
-        if there.any() and kwh.max() < _LEAST_KWH:
-            way_out = f"if it is in MWh, multiply: {column} = {column} * 1000"
-            found.refuse(there, f'column "{name}" is below {_LEAST_KWH:g} kWh', way_out, kwh)
     found.raise_refusals()
 
 
 def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
-    """Name the columns that nothing is done with."""
+    """Name the columns that are not used."""
     known = [*_LAYOUT, *(theirs.lower() for theirs in _LAYOUT.values()), *_OTHERS]
     unused = [str(name) for name in raw.columns if str(name).strip().lower() not in known]
     if unused:

@@ -27,9 +27,6 @@ _EQUAL_A = 1e-2
 _UNROLLED = 16
 """Loop iterations unrolled on a GPU; on a CPU this would compile too long."""
 
-MAX_COMPARED = 512
-"""Up to this many stations are ordered by comparing all pairs; more are sorted."""
-
 if TYPE_CHECKING:
     Numbers = Any
 else:
@@ -124,8 +121,6 @@ def set_points(
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
     """Return each station's position in the order of service; ties go to the first."""
     keys = [-key.astype(wish.dtype) for key in (on, wish, held)]
-    if len(wish) > MAX_COMPARED:
-        return restore_order(jnp.arange(len(wish), dtype=jnp.int32), jnp.lexsort(keys))
     return comes_before(*keys).sum(0)
 
 
@@ -140,11 +135,6 @@ def comes_before(*keys: Array) -> Bool[Array, "entities entities"]:
         mine, other = key[:, None], key[None, :]
         before = (mine < other) | ((mine == other) & before)
     return before
-
-
-def restore_order(values: Array, order: Int[Array, " entities"]) -> Array:
-    """Undo a permutation: return sorted values in their original positions."""
-    return values[jnp.argsort(order)]
 
 
 def straight_through(wished: Array, rounded: Array) -> Array:

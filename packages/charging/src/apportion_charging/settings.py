@@ -8,12 +8,12 @@ from apportion.errors import InputError, check_positive
 from apportion.runs.settings import suggest
 
 OBJECTIVES = ("energy", "fair", "promise", "cost")
-"""What can be wanted."""
+"""Names of the objectives."""
 
 
 @dataclass(frozen=True)
 class ChargingSettings(TrainingSettings):
-    """Share a feeder's power out among charging cars, from sessions of the past.
+    """Share a feeder's power among charging cars, learned from past sessions.
 
     Examples
     --------
@@ -24,15 +24,13 @@ class ChargingSettings(TrainingSettings):
     sessions: Path | None = None
     """CSV or Parquet file of charging sessions; without it, the embedded ones of two sites."""
     columns: tuple[str, ...] = ()
-    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
+    """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
     site: tuple[str, ...] = ()
     """Sites to train on, by name or by the TOML file that describes one; by default all in the file."""
     period_minutes: int = 15
-    """How often power is shared out: every 5 or 15 minutes."""
-    quiet_days: float = 0.0
-    """Days with fewer sessions a station are left out of training and tests."""
+    """Minutes between two decisions: 5 or 15."""
     ideal: bool = False
     """Any power at any time, cars that never taper, meters that never fail: for comparison alone."""
     until: str | None = None
@@ -40,11 +38,11 @@ class ChargingSettings(TrainingSettings):
     held_out: float = 0.3
     """Share of each site's stations that is never trained on, drawn by the seed."""
     tasks: int = 200
-    """Number of tasks T, shared out over the sites."""
+    """Number of tasks T, divided among the sites."""
     task_size: int = 10
     """Stations in a task, m."""
     objective: str = "energy"
-    """What is wanted: energy, fair, promise or cost."""
+    """The objective: energy, fair, promise or cost."""
     capacity: tuple[float, float] = (0.05, 0.3)
     """The least and the most a feeder gives, as a share of its stations' full rate."""
     steps: int = 1000
@@ -58,7 +56,7 @@ class ChargingSettings(TrainingSettings):
     learning_rate: float = 3e-3
     """First step size of Adam; it falls to 0 along a cosine."""
     chunk: int = 50
-    """Steps between two looks at the run: progress, saving, stopping."""
+    """Steps between two checkpoints."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -75,8 +73,6 @@ class ChargingSettings(TrainingSettings):
             )
         if self.period_minutes not in (5, 15):
             raise InputError(f"period_minutes is {self.period_minutes}; it must be 5 or 15")
-        if self.quiet_days < 0:
-            raise InputError(f"quiet_days is {self.quiet_days}; it counts sessions, so >= 0")
         if not 0 <= self.held_out < 1:
             raise InputError(
                 f"held_out is {self.held_out}; it is a share of the stations, at least 0 and below 1"
@@ -89,28 +85,28 @@ class ControllerOptions:
     """A garage's controller."""
 
     site: str | None = None
-    """The TOML file that describes the garage; without it the site that was trained on, by name where
-    there were several."""
+    """The TOML file that describes the garage; without it the site that was trained on, by name if there
+    were several."""
     state: Path | None = None
-    """A JSON file that keeps what is known of the cars, so that call after call is one controller."""
+    """JSON file with the state of the cars, so that a later call continues."""
     baseline: str = "llf"
-    """The scheduler that decides where the policy cannot, or is not trusted in full."""
+    """The scheduler that decides if the policy fails, and for the share that it is not trusted with."""
     trust: float | None = None
     """The policy's part in the decision; the rest is the baseline's. By default what the certificate says,
     1 without one; given by hand it overrides the certificate."""
     certificate: Path | None = None
-    """The certificate.json whose trust is used; one that is not of this very site is refused."""
+    """The certificate.json whose trust is used; one for another site is refused."""
     earlier: Path | None = None
     """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
     columns: tuple[str, ...] = ()
-    """What that file calls its columns, where that is something else: arrival=Start departure=End."""
+    """Names of that file's columns if they differ from ours: arrival=Start departure=End."""
 
 
 @dataclass(frozen=True)
 class ChargingServeOptions(ControllerOptions):
-    """Charging: a live controller, asked by HTTP or connected to the charge points.
+    """Charging: a live controller, called by HTTP or connected to the charge points.
 
-    The run's certificate, where there is one of this site against the baseline, decides on the trust.
+    The run's certificate, if it is for this site and against the baseline, sets the trust.
     """
 
     host: str = "127.0.0.1"

@@ -53,7 +53,7 @@ _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is one that volts, amperes, kW or prices can be.
+    """Whether a value is a plausible number of volts, amperes, kW or a price.
 
     >>> is_number(7), is_number(True), is_number(float("nan")), is_number(1e9)
     (True, False, False, False)
@@ -231,7 +231,7 @@ class Site:
 
     @property
     def capacity_kw(self) -> float:
-        """What the feeder gives on all phases together."""
+        """The feeder's power on all phases together, in kW."""
         if self.feeder_kw is not None:
             return self.feeder_kw
         assert self.feeder_a is not None
@@ -240,7 +240,7 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """The same wiring gives the same 16 digits; neither order of stations nor prices matter."""
+        """Hash of the wiring; neither the order of stations nor prices matter."""
         wired = asdict(self)
         del wired["prices"], wired["capacity_ttl_s"]
         for part in (wired, *wired["branches"].values()):
@@ -249,7 +249,7 @@ class Site:
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
     def wiring(self, one_phase: Mapping[str, int] | None = None) -> _Wiring:
-        """The limits of its stations; those in `one_phase` have a car that uses this phase alone."""
+        """Return the limits as a matrix; stations in `one_phase` have a car that uses this phase alone."""
         stations, single = self.stations.values(), one_phase or {}
         wired = np.array([[p in s.phases for s in stations] for p in PHASES], float)
         on_phase = wired * [[single.get(name, p) == p for name in self.stations] for p in PHASES]
@@ -277,12 +277,12 @@ class Site:
 
     @classmethod
     def read(cls, path: Path | str) -> "Site":
-        """The site that a TOML file describes.
+        """Read a site from a TOML file.
 
         Raises
         ------
         InputError
-            What is wrong with the file, and where.
+            If the file is not valid.
         """
         content = read_toml(Path(path))
         try:
@@ -292,7 +292,7 @@ class Site:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Site":
-        """The site that a TOML file's tables describe."""
+        """Create a site from the tables of a TOML file."""
         _require_known(cls, "site", content)
         described = dict(content)
         for name, read in (("stations", _station), ("branches", _branch)):
@@ -308,7 +308,7 @@ class Site:
 
     @classmethod
     def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
-        """A site whose stations have the least usual cable that explains the power seen there.
+        """Infer a site whose stations have the smallest usual cable that explains the power seen there.
 
         The power is what was delivered over how long the car was there, so a cable may be larger; the
         feeder is as large as all of them together.
@@ -329,13 +329,13 @@ class Site:
         return cls(stations, feeder_kw=round(whole, 3), volts=volts, timezone=timezone)
 
     def describe(self) -> str:
-        """The site in a line."""
+        """Describe the site in a line."""
         rates = pd.Series(np.round(self.wiring().max_kw, 1)).value_counts().sort_index()
         each = ", ".join(f"{number} of {kw:g} kW" for kw, number in rates.items())
         return f"{len(self.stations)} stations ({each}), feeder {self.capacity_kw:.1f} kW"
 
     def to_toml(self) -> str:
-        """The TOML file that describes the site."""
+        """Return the TOML file that describes the site."""
         lines, tables = [], {}
         for name in (f.name for f in fields(self) if f.name not in _TABLES):
             value = getattr(self, name)
@@ -360,7 +360,7 @@ class Site:
 
 @cache
 def embedded_site(name: str) -> Site:
-    """The description of a site of the embedded sessions."""
+    """Read the description of a site of the embedded sessions."""
     return Site.read(Path(__file__).parent / "data" / f"{name}.toml")
 
 
@@ -376,7 +376,7 @@ def describe_sites(
     Parameters
     ----------
     chosen
-        Names of sites, or TOML files of them; a file's name is its site's where there are several. By
+        Names of sites, or TOML files of them; if there are several, a file has its site's name. By
         default all.
     """
     known = {str(name): str(name) for name in sorted(frame.site.unique())}

@@ -1,8 +1,7 @@
 """Training a charging policy from past sessions: which stations and days, which tasks, how, and a test.
 
 Everything that is fitted, the policy and the predictor, sees the training stations on the
-training days alone. It is tested where nothing was fitted: at stations never trained on, and on the days
-after training.
+training days alone. Tests are at stations never trained on, and on the days after training.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from apportion_charging.site import Site, describe_sites
 
 @dataclass(frozen=True, eq=False)
 class Garages:
-    """The sites of a file: what is trained on, and what is kept for tests."""
+    """The sites of a file, split for training and tests."""
 
     descriptions: dict[str, Site]
     sites: dict[str, Days]
@@ -73,9 +72,7 @@ class Garages:
             settings.period_minutes, ideal=settings.ideal, objective=settings.objective
         )
         sites = {
-            name: Days.of(
-                frame, name, site, physics=physics, quiet=settings.quiet_days, mixed=mixed
-            )
+            name: Days.of(frame, name, site, physics=physics, mixed=mixed)
             for name, site in descriptions.items()
         }
         until, seen, unseen = {}, {}, {}
@@ -182,7 +179,7 @@ def train_charging(
 def prepare_charging(
     settings: ChargingSettings, frame: pd.DataFrame, notes: Sequence[str] = ()
 ) -> PreparedJob:
-    """Split the sessions, and hand back how to train on them; notes are of the file they are from."""
+    """Split the sessions and prepare the training; `notes` are about their file."""
     garages = Garages.of(frame, settings)
     choose_stations(garages, settings)
     data = {
@@ -206,22 +203,17 @@ def prepare_charging(
 
 
 def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
-    """What is saved with the policy, for `backtest` and `allocate`."""
+    """Return the facts saved with the policy, for `backtest` and `allocate`."""
     return {
         "job": "charging",
         "task_size": settings.task_size,
         "capacity": list(settings.capacity),
         "until": {name: str(day) for name, day in garages.until.items()},
-        "trained_on": {
-            name: [days.stations[place] for place in garages.seen[name]]
-            for name, days in garages.sites.items()
-        },
         "predictor": garages.predictor.to_dict(),
         "recall": garages.recall,
         "period_minutes": settings.period_minutes,
         "timezone": settings.timezone,
         "ideal": settings.ideal,
-        "quiet_days": settings.quiet_days,
         "objective": settings.objective,
         "sites": {name: site.to_toml() for name, site in garages.descriptions.items()},
         "channels": CHANNELS,
@@ -229,7 +221,7 @@ def _collect_facts(garages: Garages, settings: ChargingSettings) -> dict[str, An
 
 
 def _judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> JobResult:
-    """The policy beside every scheduler, on stations and on days it was not trained on."""
+    """Compare the policy with every scheduler on stations and days that it was not trained on."""
     tests = {
         name: backtest_schedules(
             policy,
