@@ -664,8 +664,10 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
         if garage != "real":
             where = f"{garage} garage, {where}"
         kwh, policy = _kwh_of(test), (_GARAGES[garage], POLICY)
-        claim = f"MTL serves more than {named[(*key, 'day')]}, the best rule there ({where})"
-        yield _verdict(claim, kwh, policy, best)
+        found = _verdict(f"MTL serves more than the best rule ({where})", kwh, policy, best)
+        mtl, rule = found.levels.items()
+        # Named beside its level, so that claims are the same for all seeds.
+        yield replace(found, levels=dict([mtl, (named[(*key, "day")], rule[1])]))
         if capacity == _USUAL_CAPACITY:
             claim = f"MTL serves more than {MPC} ({where})"
             yield _verdict(claim, kwh, policy, (_SCHEDULED, MPC))
