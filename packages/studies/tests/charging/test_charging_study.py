@@ -101,7 +101,8 @@ def test_the_best_rule_is_chosen_for_each_test_and_every_claim_is_against_it(fig
         assert claims[claim].estimate == pytest.approx(60 - level, abs=0.1)
         assert claims[claim].levels == pytest.approx({"MTL": 60, rule: level}, abs=0.1)
     planned = [claim for claim in claims if "more than mpc" in claim]
-    assert len(planned) == 4 and all("feeder 15%" in claim for claim in planned)
+    assert len(planned) == 4
+    assert all("feeder 15%" in claim for claim in planned)
     assert not [claim for claim in claims if "more than llf" in claim]
     # Promises are kept by the same rules here, and the clairvoyant one is none.
     claims = {verdict.claim: verdict for verdict in objectives.verdicts}
@@ -171,7 +172,7 @@ def test_stacked_networks_deliver_what_each_delivers_alone():
     for _, days, test in charging._tests("plain", charging._garages("real", settings), about)[::9]:
         alone = [backtest_schedules(take(networks, n), days, **test, **BARE) for n in range(2)]
         where = (days, alone[0].capacity_kw, alone[0].members)
-        found = charging._simulate_networks(networks, *where).energy_kwh
+        found = charging._simulate_networks(networks, *where)
         expected = np.stack([one.drawn_kwh["policy"] for one in alone])
         assert np.abs(expected[0] - expected[1]).max() > 0.01
         np.testing.assert_allclose(found, expected, atol=1e-4)

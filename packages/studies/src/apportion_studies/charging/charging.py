@@ -58,7 +58,6 @@ from apportion_charging.schedulers import (
     CLAIRVOYANT,
     HINDSIGHT,
     SCHEDULERS,
-    Delivered,
     gather,
     make_lanes,
     move_to_first_days,
@@ -285,8 +284,8 @@ def _try(
             )
             rows = _rows(found, days, [POLICY])
             if kind in _REPLICATED and not moved and where["stations"] == 10:
-                drawn = _simulate_networks(own, days, found.capacity_kw, found.members)
-                drawn = {str(n): kwh for n, kwh in enumerate(drawn.energy_kwh)}
+                energy = _simulate_networks(own, days, found.capacity_kw, found.members)
+                drawn = {str(n): kwh for n, kwh in enumerate(energy)}
                 each: Any = _rows(replace(found, drawn_kwh=drawn, cost={}), days, list(drawn))
                 each = each[each.unit.isin(["day", "station", "all"])]
                 keys = ["unit", "place"]
@@ -298,9 +297,9 @@ def _try(
 
 def _simulate_networks(
     networks: Policy, days: Days, feeders: np.ndarray, members: np.ndarray
-) -> Delivered:
-    """`simulate` for stacked networks in one program; on a GPU they take hardly longer than one."""
-    periods, sessions = days.physics.periods, days.garage.arrival.shape[2]
+) -> np.ndarray:
+    """Energy by `simulate` for stacked networks in one program, which takes hardly longer than one."""
+    sessions = days.garage.arrival.shape[2]
     lanes, joins = make_lanes(days.joins), np.append(days.joins, False)
     # A power of 8 rows, so that tests and splits share a program; unused rows are empty days.
     least = lanes.shape[0] * len(members)
@@ -309,16 +308,13 @@ def _simulate_networks(
     table, wiring = (jax.tree.map(jnp.asarray, x) for x in (pad_days(days.garage), days.wiring))
     count = len(jax.tree.leaves(eqx.filter(networks, eqx.is_array))[0])
     energy = np.zeros((count, len(members), len(days), members.shape[1], sessions), np.float32)
-    by_period = np.zeros((count, len(members), len(days), periods), np.float32)
     feeder, state = jnp.asarray(feeders, jnp.float32)[task], None
     for today in padded.T[:, lane]:
         here = gather(table, wiring, today, members[task].astype(np.int32))
-        state, *found = _walk_networks(networks, state, *here, joins[today], feeder, days.physics)
+        state, kwh, _ = _walk_networks(networks, state, *here, joins[today], feeder, days.physics)
         there = today >= 0
-        drawn, together = (np.asarray(x)[:, there] for x in found)
-        energy[:, task[there], today[there]] = drawn[..., :sessions]
-        by_period[:, task[there], today[there]] = together
-    return Delivered(move_to_first_days(energy, days.garage, members), by_period)
+        energy[:, task[there], today[there]] = np.asarray(kwh)[:, there, :, :sessions]
+    return move_to_first_days(energy, days.garage, members)
 
 
 @eqx.filter_jit
