@@ -316,7 +316,7 @@ def omitted_values(path: Path) -> str:
 
 
 def protocols(path: Path) -> str:
-    """Every arm and difference under three protocols: gain and Sharpe ratio."""
+    """Every arm and difference under three protocols: gain, Sharpe ratio, and variance due to years."""
     table = pd.read_csv(path)
     names = list(dict.fromkeys(table["protocol"]))
     rows = []
@@ -328,9 +328,10 @@ def protocols(path: Path) -> str:
             cells += [
                 f"{row['value']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}]",
                 f"{level}{row['sharpe gain']:+.2f}",
+                f"{row['share of years']:.0%}",
             ]
         rows.append([*map(str, key), *cells])
-    heads = ("{}: points a year", "Sharpe ratio")
+    heads = ("{}: points a year", "Sharpe ratio", "variance due to years")
     named = [head.format(name) for name in names for head in heads]
     return markdown_table(["tested", "arm", "against", *named], rows)
 
