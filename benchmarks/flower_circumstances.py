@@ -49,8 +49,8 @@ PACKAGES = {
 """Docstrings of each package."""
 FOLDERS = {"scikit-learn": "sklearn", "SQLAlchemy": "sqlalchemy"}
 SIDE, HASHES, SHORTEST, MOST_IN_FILE = 10, 2048, 80, 8
-"""Root of the number of features, hashes of words, letters of the shortest docstring, and most docstrings of
-a file."""
+"""Root of the number of features, hashes of words, letters of the shortest docstring, and largest number of
+docstrings from a file."""
 
 
 class MultiKrum(Memoryless):
