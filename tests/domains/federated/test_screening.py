@@ -1,8 +1,8 @@
 """Who gets no share: clients that are wrong on the server's samples or train nothing, and no other.
 
 Bounds on shares and on the gain of slow clients are means over other federations, with three standard
-errors of a mean over eight: seeds 200 to 247 for malicious clients, 100 to 115 for honest ones. The bound on
-the gain under attack is the target: at most a point below FedAvg.
+errors of a mean over eight: seeds 200 to 247 for malicious clients, 100 to 115 for honest ones. The bound
+on the gain under attack is the target: at most a point below FedAvg.
 """
 
 from functools import cache
