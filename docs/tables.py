@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from apportion.certify.statistics import compare
+from apportion.domains.federated.data import ATTACKED
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -619,37 +621,36 @@ def flower() -> str:
     return f"{markdown_table([*heads, '200 samples over FedAvg'], rows)}\n\n{note}"
 
 
-CASES = {
-    "honest": ("equal", "sizes", "two-labels", "dirichlet-0.3", "paper", "paper+late"),
-    "wrong labels": ("symmetric-noise", "pairwise-noise", "noise-by-client"),
-    "attacks": ("flipped-3", "colluders", "sleepers", "free-riders"),
-}
+NOISY = ("noisy-images", "noisy-labels", "symmetric-noise", "pairwise-noise", "noise-by-client")
 
 
 def flower_circumstances() -> str:
-    """Mean accuracy of every method by circumstance and group of kinds, in %."""
+    """Mean accuracy of every method by circumstance and group of kinds, in %, with intervals over seeds."""
     table = pd.read_csv(RESULTS / "flower" / "circumstances.csv")
     about = json.loads((RESULTS / "flower" / "circumstances.json").read_text())
-    methods, rare = list(dict.fromkeys(table["method"])), table["data"] == "rare classes"
-    groups = []
-    for (clients, part, samples), own in table[~rare].groupby(
+    methods, rows = list(dict.fromkeys(table["method"])), []
+    case = np.where(table["kind"].isin(ATTACKED), "attacks", "honest")
+    table["case"] = np.where(table["kind"].isin(NOISY), "noise", case)
+    for (clients, part, samples), own in table.groupby(
         ["clients", "participation", "samples"], sort=False
     ):
         crowd = f"{clients} clients" + (", a tenth a round" if part < 1 else "")
-        for case, kinds in CASES.items():
-            found = own[own["kind"].isin(kinds)].groupby("method")["accuracy"].mean()
-            groups.append((f"{crowd}, {samples} samples: {case}", found))
-    balanced = table[rare & (table["clients"] == 10) & (table["samples"] == 200)]
-    honest = balanced[balanced["kind"].isin(CASES["honest"])]
-    groups.append(
-        ("10 clients, 200 samples: rare classes", honest.groupby("method")["balanced"].mean())
+        parts = [(name, own[own["case"] == name]) for name in ("honest", "noise", "attacks")]
+        for name, rest, measure in (
+            *((name, rest, "accuracy") for name, rest in parts),
+            ("all, balanced", own, "balanced"),
+        ):
+            seeds = 100 * rest.groupby(["method", "seed"])[measure].mean().unstack()
+            wide = seeds.std(axis=1) * t.ppf(0.975, seeds.shape[1] - 1) / seeds.shape[1] ** 0.5
+            means = seeds.mean(axis=1)
+            shown = {one: f"{means[one]:.1f} ± {wide[one]:.1f}" for one in means.index}
+            shown[means.idxmax()] = f"**{shown[means.idxmax()]}**"
+            here = f"{crowd}, {samples} samples: {name}"
+            rows.append([here, *(shown.get(method, "") for method in methods)])
+    note = (
+        f"Mean and 95 % interval over {table['seed'].nunique()} federations of each kind, made by "
+        f"`{about['command']}`."
     )
-    rows = []
-    for name, found in groups:
-        shown = {method: f"{100 * value:.1f}" for method, value in found.items()}
-        shown[found.idxmax()] = f"**{shown[found.idxmax()]}**"
-        rows.append([name, *(shown.get(method, "") for method in methods)])
-    note = f"{table['seed'].nunique()} federations of each kind, made by `{about['command']}`."
     return f"{markdown_table(['', *methods], rows)}\n\n{note}"
 
 

@@ -1,4 +1,9 @@
-"""Who gets no share: clients that are wrong on the server's samples or train nothing, and no other."""
+"""Who gets no share: clients that are wrong on the server's samples or train nothing, and no other.
+
+Bounds on shares and on the gain of slow clients are means over other federations, with three standard
+errors of a mean over eight: seeds 200 to 247 for malicious clients, 100 to 115 for honest ones. The bound
+on the gain under attack is the target: at most a point below FedAvg.
+"""
 
 from functools import cache
 
@@ -16,7 +21,7 @@ from learning import SEED, assert_mean_above, optimised
 
 ATTACKS = ("colluders", "sleepers", "free-riders")
 HONEST = ("equal", "sizes", "two-labels", "dirichlet-0.3", "paper")
-KINDS, SEEDS, ROUNDS = (*ATTACKS, *HONEST), 4, 10
+KINDS, SEEDS, ROUNDS = (*ATTACKS, *HONEST), 8, 10
 MIXTURE = mixture(
     made_up_digits(count=1600, server=500),
     [(kind, 10, seed) for kind in KINDS for seed in range(SEEDS)],
@@ -50,27 +55,36 @@ def malicious(kind):
     return federations_of(kind, (wrong | (own.factors == 0)).reshape(-1, 10))
 
 
-@pytest.mark.parametrize("kind", ATTACKS)
-def test_malicious_clients_get_no_share_and_the_model_is_better_than_fedavgs(kind):
-    record, plain = episodes("learned", 0.5), episodes("FedAvg", 0.5)
-    shares = federations_of(kind, record.shares)
+@pytest.mark.parametrize(
+    ("kind", "most"), [("colluders", 0.045), ("sleepers", 0.075), ("free-riders", 0)]
+)
+def test_malicious_clients_get_no_share(kind, most):
+    shares = federations_of(kind, episodes("learned", 0.5).shares)
     theirs = np.where(malicious(kind)[:, None], shares, 0.0).sum(2)
-    assert theirs[:, -3:].mean() < 0.06
-    gain = federations_of(kind, record.tested)[:, -1] - federations_of(kind, plain.tested)[:, -1]
-    assert_mean_above(gain, -0.05)
+    assert theirs[:, -3:].mean() <= most
+
+
+def test_attacked_models_are_not_below_fedavgs():
+    ours, theirs = (
+        np.concatenate(
+            [federations_of(kind, episodes(name, 0.5).tested)[:, -1] for kind in ATTACKS]
+        )
+        for name in ("learned", "FedAvg")
+    )
+    assert_mean_above(ours - theirs, -0.01)
 
 
 def test_sleepers_have_a_share_until_they_turn():
     shares = federations_of("sleepers", episodes("learned", 0.5).shares)
     theirs = np.where(malicious("sleepers")[:, None], shares, 0.0).sum(2).mean(0)
-    assert theirs[:4].min() > 0.15
-    assert theirs[6:].mean() < 0.06
+    assert theirs[:4].min() > 0.25
+    assert theirs[6:].mean() < 0.08
 
 
 @pytest.mark.parametrize("kind", HONEST)
 def test_honest_clients_are_heard_whatever_they_hold(kind):
     shares = federations_of(kind, episodes("learned", 0.5).shares)
-    assert (shares > 0).mean() > 0.98
+    assert (shares > 0).mean() > 0.985
 
 
 def test_few_alike_clients_that_learn_slowly_get_step_and_momentum():
@@ -78,7 +92,7 @@ def test_few_alike_clients_that_learn_slowly_get_step_and_momentum():
         federations_of("equal", episodes(name, 0.05).tested)[:, -1]
         for name in ("learned", "FedAvg")
     )
-    assert_mean_above(learned - plain, 0.05)
+    assert_mean_above(learned - plain, 0.25)
 
 
 def test_a_client_that_was_away_shows_its_present_state_in_the_whole_window():
@@ -86,7 +100,7 @@ def test_a_client_that_was_away_shows_its_present_state_in_the_whole_window():
     federation = Federation(
         MIXTURE.digits, MIXTURE.partition, settings, participation=0.3, drawn=(40, 40), gate=True
     )
-    task, key = MIXTURE.tasks[12], jax.random.key(0)
+    task, key = MIXTURE.tasks[24], jax.random.key(0)
     state = federation.reset(task, key=key)
     assert (np.asarray(state.history)[:, :-1] == 0).all()
     before = np.asarray(state.absent)
