@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env baselines-env mutants \
-	kills audit lint wheels bench bench-env bench-gpu tables docs clean
+	kills audit lint wheels bench bench-env bench-gpu tables notebooks docs clean
 
 install: $(STAMP)
 
@@ -138,7 +138,6 @@ tables: install
 	$(BIN)/python docs/tables.py
 
 # The tutorials that are notebooks, run again with their outputs saved.
-.PHONY: notebooks
 notebooks: install
 	$(BIN)/python docs/notebooks.py
 
