@@ -105,10 +105,9 @@ def test_the_readme_is_short_and_has_eight_results():
 
 def test_every_picture_belongs_to_committed_numbers():
     """A study's picture has the checksum of its run, whose rows give its table (`test_committed`)."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = {
         (page.parent / place).resolve().relative_to(ROOT)
-        for page in pages
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
         for place in re.findall(r"!\[[^\]]*\]\(([^)]+\.png)\)", page.read_text())
     }
     assert shown == {file.relative_to(ROOT) for file in (ROOT / "docs").rglob("*.png")}
