@@ -311,8 +311,9 @@ def _simulate_networks(
     feeder, state = jnp.asarray(feeders, jnp.float32)[task], None
     for today in padded.T[:, lane]:
         here, stations = gather(table, wiring, today, members[task].astype(np.int32))
+        joined = jnp.asarray(joins[today])
         state, kwh, _ = _walk_networks(
-            networks, state, here, stations, joins[today], feeder, days.physics
+            networks, state, here, stations, joined, feeder, days.physics
         )
         there = today >= 0
         energy[:, task[there], today[there]] = np.asarray(kwh)[:, there, :, :sessions]
