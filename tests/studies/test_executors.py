@@ -163,12 +163,15 @@ def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
     def plan(name: str, on_processor: bool) -> Plan:
         return Plan(name, toy().cells[:1], toy().compute, toy().conclude, {}, on_processor)
 
+    cells = (replace(toy().cells[0], on_processor=True),)
     plans = [plan("long", False), plan("short", False), plan("beside", True)]
+    plans.append(replace(plan("cell", False), cells=cells))
     waiting = [(one, 1) for plan in plans for one in _programs_of(plan, plan.cells)]
     taken = [
-        executors._take(waiting, 0, beside=beside)[0].plan.study for beside in (True, False, True)
+        executors._take(waiting, 0, beside=beside)[0].plan.study
+        for beside in (True, False, True, True)
     ]
-    assert taken == ["beside", "long", "short"]
+    assert taken == ["beside", "long", "cell", "short"]
 
 
 FIRST = """

@@ -310,8 +310,11 @@ def _simulate_networks(
     energy = np.zeros((count, len(members), len(days), members.shape[1], sessions), np.float32)
     feeder, state = jnp.asarray(feeders, jnp.float32)[task], None
     for today in padded.T[:, lane]:
-        here = gather(table, wiring, today, members[task].astype(np.int32))
-        state, kwh, _ = _walk_networks(networks, state, *here, joins[today], feeder, days.physics)
+        here, stations = gather(table, wiring, today, members[task].astype(np.int32))
+        joined = jnp.asarray(joins[today])
+        state, kwh, _ = _walk_networks(
+            networks, state, here, stations, joined, feeder, days.physics
+        )
         there = today >= 0
         energy[:, task[there], today[there]] = np.asarray(kwh)[:, there, :, :sessions]
     return move_to_first_days(energy, days.garage, members)
