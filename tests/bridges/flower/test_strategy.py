@@ -654,8 +654,16 @@ def test_a_saved_policy_brings_its_window(tmp_path):
             {},
             "it reads 12 channels, but the state of a client has 17",
         ),
-        (lambda: Recurrent(17, 4, key=jax.random.key(0)), {}, "Recurrent is not a single AggregationPolicy"),
-        (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "not a single AggregationPolicy"),
+        (
+            lambda: Recurrent(17, 4, key=jax.random.key(0)),
+            {},
+            "Recurrent is not a single AggregationPolicy",
+        ),
+        (
+            lambda: jax.tree.map(lambda x: x[None], opinionated()),
+            {},
+            "not a single AggregationPolicy",
+        ),
         (lambda: opinionated(head=Head(cash=True)), {}, "without a share for cash"),
         (lambda: lambda observation, mask: mask, {}, "function is not a single AggregationPolicy"),
         (opinionated, {"labels": [0.5, 1.0]}, "labels"),
