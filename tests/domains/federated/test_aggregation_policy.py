@@ -196,6 +196,16 @@ def test_behind_the_gate_a_harmful_policy_does_as_well_as_fedavg():
 LEARNER = ThroughRounds(1, 5e-2, updates=20, others=TASKS, together=2)
 
 
+def test_shares_are_learned_behind_the_gate_if_another_policy_decides_step_and_momentum():
+    policy = opinionated()
+    learner = ThroughRounds(1, 5e-2, updates=20, others=TASKS, gated=True, server=policy)
+    update = eqx.filter_jit(learner.update)
+    weight = jnp.ones(())
+    made = update(FEDERATION, TASKS[4], None, policy, learner.start(policy), weight, key=KEY)
+    assert (made.policy.server == policy.server).all()
+    assert (made.policy.score != policy.score).all()
+
+
 @eqx.filter_jit
 def learn(policies, task, weight, keys):
     """Each seed's policy after its updates, and by how much of itself each update found the loss below

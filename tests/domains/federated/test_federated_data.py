@@ -90,7 +90,7 @@ def test_a_pool_that_is_short_by_a_few_images_is_dealt_out_evenly():
     minority = partition.counts[partition.groups == 1]
     assert minority.sum() == 360
     assert set(minority) == {32, 33}
-    with pytest.raises(InputError, match="ask for fewer"):
+    with pytest.raises(InputError, match="reduce either"):
         paper_split(DIGITS, (1, 7), 60)
 
 
@@ -253,7 +253,7 @@ def test_a_federation_is_the_same_alone_and_among_others(kind):
 
 
 def test_what_cannot_be_dealt_is_refused():
-    with pytest.raises(InputError, match="ask for fewer"):
+    with pytest.raises(InputError, match="reduce either"):
         dealt("equal", clients=30)
     for wrong in ("flipped-3+paper", "paper+", "paper+flipped-1+scaled"):
         with pytest.raises(InputError, match="a skew and a fault such as"):

@@ -156,7 +156,7 @@ def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed
     apart, papers = federation(), federation(sets="paper")
     assert not set(np.asarray(apart.evaluation)) & set(np.asarray(apart.test))
     assert set(np.asarray(papers.evaluation)) <= set(np.asarray(papers.test))
-    with pytest.raises(InputError, match="ask for fewer"):
+    with pytest.raises(InputError, match="request fewer"):
         federation(replace(SETTINGS, evaluation=250))
 
 
@@ -191,6 +191,27 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
     assert (np.asarray(following.absent)[away] >= 1).all()
     with pytest.raises(InputError, match="participation"):
         federation(participation=0.0)
+
+
+def test_every_episode_draws_its_rate_and_participation():
+    small = replace(SAMPLES, model="perceptron", width=4)
+    drawn = federation(small, participation=(1.0, 0.4), rates=(0.03, 0.5))
+    keys = jax.random.split(KEY, 40)
+    rates, fractions = map(np.asarray, jax.vmap(drawn._own_circumstances)(keys))
+    assert (rates.min(), rates.max()) == pytest.approx((0.03, 0.5), rel=0.3)
+    # Log-uniform: half of the draws are below the geometric mean.
+    assert 0.25 < (rates < np.sqrt(0.03 * 0.5)).mean() < 0.75
+    assert set((10 * fractions).round().tolist()) == {4.0, 10.0}
+    state = reset(drawn, TRAINING[0])
+    following = step(drawn, TRAINING[0], state).state
+    assert (following.rate, following.participation) == (state.rate, state.participation)
+    assert int(following.present.sum()) == round(10 * float(state.participation))
+    fixed = federation(replace(small, client_rate=float(state.rate)))
+    client = (state.aggregate, jnp.zeros((), int), jnp.zeros((), int))
+    trained = drawn.train(*client, state.rate, key=KEY)
+    np.testing.assert_allclose(trained, fixed.train(*client, key=KEY), rtol=1e-6)
+    with pytest.raises(InputError, match="the smaller first"):
+        federation(rates=(0.5, 0.03))
 
 
 def test_clients_that_come_late_take_no_part_before_and_have_no_past():

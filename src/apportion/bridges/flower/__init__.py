@@ -1,4 +1,4 @@
-"""Learned aggregation as a Flower strategy, and shares by gradient beside it."""
+"""Flower strategies: learned aggregation, and shares by gradient descent."""
 
 from apportion.bridges.flower.strategy import LearnedAggregation as LearnedAggregation
 from apportion.bridges.flower.strategy import ShareGradient as ShareGradient

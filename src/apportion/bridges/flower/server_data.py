@@ -87,9 +87,11 @@ class ServerData:
         tune: Tune | None = None,
     ):
         if predict is not None and score is not None:
-            raise InputError("give either predict with labels, or score: a loss for each sample")
+            raise InputError("give either predict with labels, or score, but not both")
         if predict is None and labels is not None:
-            raise InputError("labels without predict: give predict too, a model's answers")
+            raise InputError(
+                "labels without predict: give predict too, which returns a model's answers"
+            )
         if predict is None and score is None:
             raise InputError(
                 "the server has no samples: give predict with labels, or score; without samples use "
@@ -112,7 +114,7 @@ class ServerData:
             self._judged(model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise InputError(f"{self.name}: tried on the first model, it fails ({why})") from error
+            raise InputError(f"{self.name}: it fails on the first model ({why})") from error
 
     def begin_round(self, start: ModelArrays) -> None:
         """Set the unit of losses: the mean loss of the model that was sent out."""
@@ -148,7 +150,7 @@ class ServerData:
             rows = softmax(rows, axis=-1)
         chances = rows[np.arange(len(labels)), labels]
         if not np.isfinite(chances).all():
-            raise ValueError("scores that are not finite")
+            raise ValueError("its scores are not finite")
         guesses = answers.argmax(-1)
         return Judged(chances, guesses == labels, _known(guesses, labels), guesses == labels)
 
@@ -205,8 +207,8 @@ def _check_answers(answers: np.ndarray, labels: np.ndarray) -> None:
     single = answers.ndim == 2 and shape[1] == 1
     if single or (answers.ndim == 1 and answers.dtype.kind not in "iub"):
         raise ValueError(
-            f"it returns one {answers.dtype} a sample, {shape}; {rows}: of the chance p that it is "
-            "class 1, np.stack([1 - p, p], axis=1)"
+            f"it returns one {answers.dtype} per sample, {shape}; {rows}; for the probability p of class "
+            "1, return np.stack([1 - p, p], axis=1)"
         )
     if answers.ndim == 2 and labels.max() >= shape[1]:
         from_one = " start at 1 and" if labels.min() == 1 and labels.max() == shape[1] else ""

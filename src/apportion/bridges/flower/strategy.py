@@ -65,7 +65,11 @@ from apportion.bridges.flower.updates import (
 )
 
 _log = logging.getLogger("flwr")
-POLICYS, FEDAVGS, LAST = "the policy's", "FedAvg's", "the last one, all replies being harmful"
+POLICYS, FEDAVGS, LAST = (
+    "the policy's",
+    "FedAvg's",
+    "the last one, because all replies were harmful",
+)
 TUNED = "tuned on the server's samples"
 """Source of a round's model."""
 FEW_CLIENTS = 15
@@ -204,9 +208,7 @@ class GuardedFedAvg(FedAvg):
         for node in sorted(self._asked - {message.metadata.src_node_id for message in replies}):
             self._note(server_round, node, "silent")
         if not updates:
-            note = RoundNote(
-                self._resumed + server_round, "the last one, for want of replies", np.nan
-            )
+            note = RoundNote(self._resumed + server_round, "the last one, without replies", np.nan)
             self._memory.end_round(note)
             why = next(iter(refused.values()), "no client replied")
             text = "round %d: no usable reply (%d refused; %s); the model stays"
@@ -418,9 +420,9 @@ class LearnedAggregation(GuardedFedAvg):
         policy, about = load_policy(folder), load_about(folder)
         if not isinstance(policy, AggregationPolicy):
             raise InputError(
-                f"{folder}: holds a {type(policy).__name__}, trained for the job "
-                f"{about.get('job', 'unknown')!r}, and no AggregationPolicy; give a folder of `apportion "
-                "train federated`, whose learner gradient makes one"
+                f"{folder}: contains a {type(policy).__name__}, trained for the job "
+                f"{about.get('job', 'unknown')!r}, not an AggregationPolicy; give a folder of `apportion "
+                "train federated` with the learner gradient"
             )
         options.setdefault("window", about.get("window", 5))
         return cls(predict, labels, policy, **options)
@@ -496,8 +498,8 @@ class LearnedAggregation(GuardedFedAvg):
         made = self._memory.made
         if made is not None and shapes_of(made) != shapes_of(model):
             raise InputError(
-                f"{self.checkpoint_path}: is the memory of a federation whose model has other arrays, or "
-                "other shapes of them; name another file"
+                f"{self.checkpoint_path}: belongs to a model with other arrays or shapes; name another "
+                "file"
             )
 
     def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: ModelArrays) -> bool:
@@ -554,7 +556,7 @@ class LearnedAggregation(GuardedFedAvg):
         if clients > RARE_CLIENT_ROUNDS * len(updates) and not self._warned:
             self._warned = True
             _log.warning(
-                "clients take part in few rounds: ShareGradient may be better, see its docstring"
+                "each client takes part in few rounds: ShareGradient may be better, see its docstring"
             )
         few = clients < FEW_CLIENTS
         tunes = self.server.tune is not None and few
@@ -635,13 +637,13 @@ def _check_policy(policy: Any) -> None:
     """Refuse a policy that does not read `Invariant`."""
     if not isinstance(policy, AggregationPolicy) or policy.score.ndim != 1 or policy.head.cash:
         raise InputError(
-            f"policy: {type(policy).__name__} is not one policy that shares all out among clients; give "
-            "an AggregationPolicy trained in the simulator, or its folder to LearnedAggregation.load"
+            f"policy: {type(policy).__name__} is not a single AggregationPolicy without a share for cash; "
+            "train one in the simulator, or give its folder to LearnedAggregation.load"
         )
     if policy.channels != Invariant.channels:
         raise InputError(
-            f"policy: it reads {policy.channels} channels, and a client shows {Invariant.channels}; train "
-            "one by `apportion train federated`"
+            f"policy: it reads {policy.channels} channels, but the state of a client has "
+            f"{Invariant.channels}; train a policy with `apportion train federated`"
         )
 
 

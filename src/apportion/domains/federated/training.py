@@ -158,10 +158,11 @@ class ThroughRounds(Learner):
             received = jax.lax.stop_gradient(receive(federation, task, state, key))
             decision = policy.decide(received.observation, received.trusted)
             if self.server is not None:
-                other = self.server.decide(received.observation, received.trusted)
-                decision = Decision(decision.shares, other.step, other.momentum)
+                fixed = self.server.decide(received.observation, received.trusted)
+                decision = Decision(decision.shares, fixed.step, fixed.momentum)
             model, other = received.next_model(decision), received.next_model(received.fedavg)
-            losses = (federation.loss(each, federation.test) for each in (model, other))
+            test = federation.test
+            losses = federation.loss(model, test), federation.loss(other, test)
             stopped = gated_model(received, decision) if self.gated else (model, decision.shares)
             aggregate, shares = jax.lax.stop_gradient(stopped)
             step = federation.continue_from(task, state, aggregate, shares, key=key)
