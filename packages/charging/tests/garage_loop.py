@@ -436,7 +436,7 @@ class Loop:
         elif changed:
             status, _ = await self.ask("/allocate", {"stations": []})
             assert status == 200, status
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while self.find_excess() and time.monotonic() < end:
             await asyncio.sleep(0.005)
 
@@ -607,7 +607,7 @@ class Loop:
                 if self.can_reach(name) and self.points[name].heard <= self.now() - 60.0 * PERIOD
             ]
 
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while missing() and time.monotonic() < end:
             await asyncio.sleep(0.005)
 
