@@ -29,7 +29,7 @@ from apportion_charging.serve import Service, _bind, _CertificateGate, _run_serv
 from apportion_charging.site import Branch, Site, Station
 from cli.command import apportion as command
 from cli.command import assert_refused
-from report.test_report import browser, emulate, errors, wait  # noqa: F401
+from report.test_report import browser, errors, wait  # noqa: F401
 
 TOKEN = os.environ["APPORTION_TOKEN"] = "a token of the tests"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
@@ -163,7 +163,7 @@ def test_the_page_follows_the_controller(served, browser):  # noqa: F811
     address, _ = served
     for minute in range(3):
         ask(f"{address}/allocate", NOW | {"time": f"2026-03-02 10:0{minute}", "capacity_kw": 27.6})
-    emulate(browser)
+    browser.set_window_size(1280, 900)
     browser.get_log("browser")
     browser.get(address)
 

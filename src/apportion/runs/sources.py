@@ -10,11 +10,12 @@ from pathlib import Path
 from apportion.runs.plugins import policy_packages
 
 
+@cache
 def code_lines(text: str) -> str:
     """Return the lines of a module without blank lines, comments, docstrings and imports."""
     left_out = {
         line
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(_parse(text))
         if isinstance(node, ast.Import | ast.ImportFrom)
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
@@ -22,6 +23,14 @@ def code_lines(text: str) -> str:
     lines = enumerate(text.splitlines(), start=1)
     kept = (line for number, line in lines if number not in left_out)
     return "\n".join(line for line in kept if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _parse(text: str) -> ast.Module:
+    """Parse a module; Python 3.11 raises SystemError if another thread parses at the same time."""
+    try:
+        return ast.parse(text)
+    except SystemError:
+        return ast.parse(text)
 
 
 @cache
