@@ -79,7 +79,7 @@ def ours(row: Row) -> Callable[[], float]:
         Direct(row.batch, RATE),
         replay=whole,
     )
-    # A chunk is one call, hence short ones, of which the median is taken as of the peer's steps.
+    # A chunk is one call. Short chunks give several times, and their median compares with the peer's.
     length = max(row.steps // 5, 1)
     forward = eqx.filter_jit(
         eqx.filter_vmap(lambda state: advance(algorithm, state, length)),

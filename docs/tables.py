@@ -776,7 +776,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page with everything between its marks written anew; a mark within a line stays in it."""
+    """Return a page with the content between its marks rewritten; a mark within a line stays there."""
 
     def written(found: re.Match[str]) -> str:
         kind, name, space = found[1], found[2], found[3]
