@@ -100,6 +100,15 @@ def test_every_command_has_help_with_an_example(command):
     assert f"apportion {command} " in " ".join(done.stdout.split()).partition("xample:")[2]
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"demo", "check"}))
+def test_a_command_without_arguments_shows_its_help_or_names_what_is_missing(command):
+    done = run(command)
+    if command == "train":
+        assert done.stdout.startswith("Usage: apportion train COMMAND")
+    else:
+        assert f"requires an argument; see apportion {command} --help" in done.stderr
+
+
 # What a question about the command line need not wait for: each takes longer than the answer.
 GUARD = """
 import sys, apportion.cli

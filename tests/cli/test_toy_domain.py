@@ -172,10 +172,10 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", "--against NAME is missing"),
+        ("", "--against requires an argument"),
         ("--against nobody", "there is no baseline 'nobody'"),
-        ("--against chance --alpha 0", "--alpha is 0; it must be above 0 and below 1"),
-        ("--against chance --block 0", "--block is 0"),
+        ("--against chance --alpha 0", "alpha is 0; it must be above 0 and below 1"),
+        ("--against chance --block 0", "block is 0; it must be at least 1 period"),
         ("--against chance --out {}/file", "is a file; choose a folder"),
         ("--against chance --out /proc/new", "is not writable"),
     ],
@@ -211,18 +211,12 @@ def test_a_folder_after_another_runs_folder_is_asked_for_first(trained, tmp_path
     assert_refused(apportion(*given), "put this folder first")
 
 
-def test_a_demo_is_shown_continued_and_never_replaced(tmp_path):
+def test_a_demo_writes_a_run_with_its_page_and_replaces_none(tmp_path):
     folder = tmp_path / "demo"
-    given = ("demo", "toy", "--out", folder, "--quiet")
-    done = apportion(*given)
-    assert done.stdout.endswith(f"\n\nwrote {folder / 'report.html'}\n"), done.stderr
-    policy = (folder / "policy.safetensors").read_bytes()
-    # Stopped before its last save: it goes on from there, and comes to the same.
-    (folder / "results.json").unlink()
-    assert "policy" in one_object(apportion(*given, "--json"))["results"]
-    assert (folder / "policy.safetensors").read_bytes() == policy
-    assert apportion(*given).stdout == f"wrote {folder / 'report.html'}\n"
-    assert_refused(apportion(*given, "--seed", 1), "contains another run")
+    given = ("demo", "toy", "--out", folder, "--quiet", "--json")
+    assert "policy" in one_object(apportion(*given))["results"]
+    assert (folder / "report.html").exists()
+    assert_refused(apportion(*given), "already contains a run", f"apportion resume {folder}")
 
 
 def test_one_flipped_bit_of_any_file_of_a_run_is_seen(trained, tmp_path):

@@ -47,7 +47,7 @@ from apportion.runs.files import (
 )
 from apportion.runs.folder import UNFINISHED, load_run
 from apportion.runs.progress import Progress, open_progress
-from apportion.runs.settings import read_settings, read_toml, to_toml
+from apportion.runs.settings import read_settings, read_toml
 from apportion.runs.signals import stoppable
 
 Command = Callable[..., Any] | App
@@ -156,20 +156,15 @@ def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = Fals
     folder
         Folder of the run.
     """
-    with open_progress(quiet=quiet) as progress:
-        return _trained(folder, _resume(folder, progress), json)
+    run, outcome = load_run(folder), None
+    if not run.finished:
+        domain = find_domain(run.job)
+        prepared = domain.prepare(domain.load_settings(run))
+        from apportion.runs.runner import resume_run
 
-
-def _resume(folder: Path, progress: Progress) -> Any:
-    """Continue a run and return its outcome; None if it is already finished."""
-    run = load_run(folder)
-    if run.finished:
-        return None
-    domain = find_domain(run.job)
-    prepared = domain.prepare(domain.load_settings(run))
-    from apportion.runs.runner import resume_run
-
-    return resume_run(folder, prepared, progress)
+        with open_progress(quiet=quiet) as progress:
+            outcome = resume_run(folder, prepared, progress)
+    return _trained(folder, outcome, json)
 
 
 def make_demo(arguments: Sequence[str]) -> Command:
@@ -222,45 +217,37 @@ def _demo_of(domain: Domain) -> Command:
         /,
         *,
         out: Out = Path(f"apportion-demo-{domain.name}"),
-        steps: int = chosen.steps,
         seed: Seed = chosen.seed,
         json: Json = False,
         quiet: Quiet = False,
     ) -> Any:
         """Train and test a policy of one domain on embedded data, and write a page.
 
-        Prints the path of report.html. Run it again to continue where it stopped.
+        Prints the path of report.html. If it is stopped, `apportion resume` continues the run.
 
         Parameters
         ----------
         name
             The domain.
         out
-            Folder to write to.
-        steps
-            Updates of the policy.
+            New folder to write to.
         """
-        settings = replace(chosen, steps=steps, seed=seed)
-        file = out / "settings.toml"
-        begun = file.is_file()
-        if begun and file.read_text("utf-8") != to_toml(settings, domain.name):
-            raise InputError(f"{out}: contains another run; choose another folder with --out")
-        from apportion.report import write_report
-
         with open_progress(quiet=quiet) as progress:
-            outcome = _resume(out, progress) if begun else _start(out, domain, settings, progress)
+            outcome = _start(out, domain, replace(chosen, seed=seed), progress)
             progress.stage("writing the report")
+            from apportion.report import write_report
+
             report = write_report(out, domain)
         if json:
             return {"report": str(report), "results": load_run(out).results}
-        return f"{outcome.summary}\n\nwrote {report}" if outcome else f"wrote {report}"
+        return f"{outcome.summary}\n\nwrote {report}"
 
     return command
 
 
 def _for_run(command: str, arguments: Sequence[str], *own: str) -> tuple[Any, dict[str, type], str]:
     """Return the domain of the run in the arguments, the options of the command, and its examples."""
-    domain = domain_of(arguments, command)
+    domain = domain_of(arguments)
     asked = all_domains() if domain is None else [domain]
     return domain, option_kinds(command, asked), examples(command, asked, *own)
 
@@ -301,7 +288,7 @@ def _ask_of_run(
     example: str,
     answer: Callable[[Domain, Any, Any, Progress], Result],
     place: str,
-    check: Callable[[Path, Any], None],
+    check: Callable[[Path], None],
     write: Callable[[Any, Path], None],
     **words: str,
 ) -> Command:
@@ -330,7 +317,7 @@ def _ask_of_run(
         """
         run, own = finished_run(folder, domain), options.get(domain.name)
         if out is not None:
-            check(out, own)
+            check(out)
         with open_progress(quiet=quiet) as progress:
             result = stoppable(lambda: answer(domain, run, own, progress))
         if out is not None:
@@ -346,7 +333,7 @@ _HALF_WRITTEN = ("table.csv", "figure.png")
 """Files that a killed backtest can leave; the results are written last."""
 
 
-def _check_new_folder(out: Path, options: Any) -> None:
+def _check_new_folder(out: Path) -> None:
     """Raise if the folder has files."""
     require_free(out, unfinished=_HALF_WRITTEN)
 
@@ -354,13 +341,13 @@ def _check_new_folder(out: Path, options: Any) -> None:
 def _write_folder(result: PlottedResult, out: Path) -> None:
     """Write the table, the plot and the results of a backtest to a new folder."""
     with only_writer(out):
-        _check_new_folder(out, None)
+        _check_new_folder(out)
         _write_file(result, out / "table.csv")
         write_figure(out / "figure.png", result.plot(), dpi=120)
         _write_file(result, out / "results.json")
 
 
-def _check_file(out: Path, options: Any) -> None:
+def _check_file(out: Path) -> None:
     """Raise if a file exists or cannot be written."""
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
@@ -432,15 +419,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
             Folder for the certificate: JSON, a table and a plot. By default the folder of the run, whose
             earlier certificate is replaced.
         """
-        run = finished_run(folder, domain)
-        own = options.get(domain.name)
-        bound = getattr(own, "bound", None)
-        if not 0 < alpha < 1:
-            raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
-        if block is not None and block < 1:
-            raise InputError(f"--block is {block}; it must be at least 1 period")
-        if bound is not None and not 0 < bound < float("inf"):
-            raise InputError(f"--bound is {bound:g}; it must be above 0")
+        run, own = finished_run(folder, domain), options.get(domain.name)
         if out is None:
             out = folder
         else:
@@ -514,7 +493,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         draw
             Compute nothing; write table, plot and verdicts from the saved cells.
         processes
-            Number of processes on this machine; one process seldom fills a GPU.
+            Number of processes if the study is computed on this machine; one process seldom fills a GPU.
         on
             Compute on this machine, or on a Ray cluster.
         address
@@ -526,11 +505,6 @@ def make_study(arguments: Sequence[str]) -> Command:
             raise InputError(f"--address {address} needs --on ray; add it, or omit --address")
         if processes < 1:
             raise InputError(f"processes is {processes}; it must be at least 1")
-        if processes > 1 and (on == "ray" or draw):
-            other = "--on ray" if on == "ray" else "--draw"
-            raise InputError(
-                f"--processes {processes} computes on this machine; omit {other} or --processes"
-            )
         for folder in [out / study for study in installed_studies()] if name == "all" else [out]:
             require_writable(folder)
             found = sorted(e.name for e in folder.glob("*") if not e.name.startswith("."))
@@ -583,7 +557,7 @@ def report_command(folder: Folder, /, *, inline: bool = False, json: Json = Fals
     """
     from apportion.report import write_report
 
-    path = write_report(folder, domain_of([str(folder)], "report"), inline=inline)
+    path = write_report(folder, domain_of([str(folder)]), inline=inline)
     return {"report": str(path)} if json else f"wrote {path}"
 
 

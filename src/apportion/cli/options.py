@@ -33,7 +33,7 @@ def all_domains() -> list[Domain]:
     return [find_domain(name) for name in domain_names()]
 
 
-def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
+def domain_of(arguments: Sequence[str]) -> Domain | None:
     """Return the domain of the run in the arguments; None without one."""
     for path in (Path(word) for word in arguments if not word.startswith("-")):
         if (path / "settings.toml").is_file():
@@ -95,7 +95,7 @@ def value_of(option: str, arguments: Sequence[str]) -> str | None:
     >>> value_of("--config", ["--out", "x", "--config=a.toml"])
     'a.toml'
     """
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments, ""][1:], strict=True):
         name, equals, value = word.partition("=")
         if name == option:
             return value if equals else following

@@ -6,7 +6,7 @@ page has a section only for files that exist, so that a run has a page before it
 
 from pathlib import Path
 
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 from apportion.report.page import PAGE_MARK, write_page
 from apportion.report.run import RunDomain, run_page
 from apportion.report.study import study_page
@@ -43,7 +43,8 @@ def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool 
     path = folder / "report.html"
     if path.is_file() and PAGE_MARK not in path.read_bytes():
         raise InputError(f"{path}: was not written by apportion; move it elsewhere")
-    try:
+    # A page reads a dozen files, and an exception does not name the damaged one.
+    with reading(folder, "restore the files, or report a bug if they are unchanged"):
         if (folder / "verdict.json").exists():
             text = study_page(folder)
         elif (folder / "settings.toml").exists():
@@ -52,13 +53,5 @@ def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool 
             raise InputError(
                 f"{folder}: neither a run nor a study; a run has settings.toml, a study verdict.json"
             )
-        write_page(path, text)
-    except InputError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        # A page reads a dozen files, and the exception does not name the damaged one.
-        raise InputError(
-            f"{folder}: the report cannot be created from its files ({type(error).__name__}: "
-            f"{first_line(error)}); restore the files, or report a bug if they are unchanged"
-        ) from error
+    write_page(path, text)
     return path
