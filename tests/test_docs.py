@@ -82,6 +82,18 @@ def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
         assert r"\(" not in re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.M | re.S), page
 
 
+def test_links_of_pages_outside_the_site_lead_to_files():
+    """The build of the site checks the links of its own pages."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("packages/*/*.md"), *ROOT.glob("examples/**/*.md")]
+    links = {
+        page.parent / link
+        for page in pages
+        for link in re.findall(r"\]\(([^)\s:#]+)(?:#[^)\s]*)?\)", page.read_text("utf-8"))
+    }
+    assert len(links) > 30
+    assert [str(link) for link in links if not link.exists()] == []
+
+
 def test_the_index_has_one_row_for_each_study_and_its_number_is_of_the_claim_it_names():
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     index = (ROOT / "docs" / "studies" / "index.md").read_text()
