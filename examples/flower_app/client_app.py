@@ -1,4 +1,4 @@
-"""A client: it trains the model it is sent on its own digits, and sends it back."""
+"""A client: it trains the model it receives on its own digits and returns it."""
 
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ app = ClientApp()
 
 @cache
 def own_digits(folder, client):
-    """What this client holds; in a real federation it would never leave its machine."""
+    """Return the client's digits, which in a real federation never leave its machine."""
     with np.load(Path(folder) / f"client-{client}.npz") as file:
         return file["images"], file["labels"]
 

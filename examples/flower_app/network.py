@@ -9,7 +9,7 @@ HIDDEN, CLASSES = 32, 10
 
 
 def start(pixels, seed=0, classes=CLASSES):
-    """First parameters, as a list of arrays."""
+    """Return the first parameters as a list of arrays."""
     rng = np.random.default_rng(seed)
     shapes = [(pixels, HIDDEN), (HIDDEN, classes)]
     bounds = [(6 / pixels) ** 0.5, (3 / HIDDEN) ** 0.5]
@@ -19,13 +19,13 @@ def start(pixels, seed=0, classes=CLASSES):
 
 
 def logits(arrays, images):
-    """A row of scores for each image."""
+    """Return a row of scores for each image."""
     first, first_bias, second, second_bias = arrays
     return np.maximum(images @ first + first_bias, 0) @ second + second_bias
 
 
 def trained(arrays, images, labels, rng, epochs=4, batch=20, rate=0.15):
-    """The parameters after some epochs of SGD on the cross-entropy."""
+    """Return the parameters after some epochs of SGD on the cross-entropy."""
     first, first_bias, second, second_bias = (array.copy() for array in arrays)
     for _ in range(epochs):
         order = rng.permutation(len(labels))

@@ -2,8 +2,8 @@
 
 Run with: python examples/flower_app/server_app.py    (about a minute on two cores)
 
-Eight clients hold the digits 0-5, two hold 6-9. The policy that comes with apportion was trained in
-its simulator on other clients, and has never seen these.
+Eight clients hold the digits 0-5, two hold 6-9. The policy in the package was trained in its
+simulator on other clients.
 """
 
 import os
@@ -33,7 +33,7 @@ app = ServerApp()
 
 
 def share_out(folder):
-    """Write each client's digits and the server's own to files, as if they lay on many machines."""
+    """Write the digits of each client and of the server to files, as if they were on separate machines."""
     digits = embedded_digits().pooled(2)
     images = digits.images.reshape(len(digits.images), -1)
     partition = paper_split(digits, (28, 18), 80)
@@ -49,7 +49,7 @@ def share_out(folder):
 
 
 def learned(server_data, **options):
-    """The strategy: all it needs is a way for the server to try models on its own samples."""
+    """Return the strategy, which needs a function that evaluates a model on the server's samples."""
     images, labels = server_data["evaluation"]
     return LearnedAggregation(
         predict=lambda arrays: network.logits(arrays.to_numpy_ndarrays(), images),
@@ -61,7 +61,7 @@ def learned(server_data, **options):
 def federate(
     grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_model=None, seed=0, **config
 ):
-    """Run the rounds; returns the test accuracy of every round's model, the first one before any."""
+    """Run the rounds and return the test accuracy of each round's model, starting with the first model."""
     images, labels = server_data["test"]
     tested = []
 

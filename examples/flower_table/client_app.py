@@ -1,4 +1,4 @@
-"""A hospital: it trains the model it is sent on its own patients, once it has joined."""
+"""A hospital: after it has joined, it trains the model it receives on its own patients."""
 
 import patients
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict

@@ -1,4 +1,4 @@
-"""Tumours by 30 measures, malignant or benign, and a logistic regression of them in NumPy."""
+"""Tumours with 30 measures, malignant or benign, and their logistic regression in NumPy."""
 
 from functools import cache
 
@@ -6,9 +6,9 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer
 
 HOSPITALS, LATE = 7, 2
-"""All of them, and the last ones, which join late and alone have seen malignant tumours."""
+"""Number of hospitals, and of those that join late; only these have malignant tumours."""
 TESTED, SAMPLES = 150, 80
-"""Patients that the models are tested on, and the server's own."""
+"""Patients in the test, and samples of the server."""
 
 
 @cache
@@ -21,14 +21,14 @@ def patients():
 
 
 def server_patients():
-    """Those that models are tested on, and the server's own samples."""
+    """Return the patients in the test and the server's samples."""
     measures, classes = patients()
     rows = slice(0, TESTED), slice(TESTED, TESTED + SAMPLES)
     return [(measures[own], classes[own]) for own in rows]
 
 
 def hospital(number):
-    """A hospital's own patients: of one class, as it happens."""
+    """Return a hospital's patients, who are all of one class."""
     measures, classes = (array[TESTED + SAMPLES :] for array in patients())
     late = number >= HOSPITALS - LATE
     of_class = np.flatnonzero(classes == (0 if late else 1))

@@ -1,4 +1,4 @@
-"""Seven hospitals and a table of two classes: two hospitals join late, and alone hold one of the classes.
+"""Seven hospitals and a table of two classes: two hospitals join late, and only they have one of them.
 
 Run with: flwr run examples/flower_table --stream --federation-config "num-supernodes=7"
 """
@@ -18,7 +18,7 @@ app = ServerApp()
 
 
 def learned():
-    """The strategy, with a way for the server to try models on its own patients."""
+    """Return the strategy, which evaluates models on the server's own patients."""
     _, (measures, classes) = patients.server_patients()
     return LearnedAggregation(
         predict=lambda arrays: patients.scores(arrays.to_numpy_ndarrays(), measures),
@@ -27,7 +27,7 @@ def learned():
 
 
 def federate(grid, strategy, rounds, joins):
-    """Run the rounds; returns the test accuracy of every round's model, the first one before any."""
+    """Run the rounds and return the test accuracy of each round's model, starting with the first model."""
     (measures, classes), _ = patients.server_patients()
     tested = []
 
