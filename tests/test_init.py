@@ -20,21 +20,43 @@ def documented_fields(kind):
     return set(re.findall(r'^    (\w+): .+\n    """', "".join(map(inspect.getsource, ours)), re.M))
 
 
+def undocumented(exported):
+    """Return the parameters of a class or function that its docstring does not have."""
+    text = parse(inspect.getdoc(exported), DocstringStyle.NUMPYDOC)
+    documented = {part.strip(" *") for one in text.params for part in one.arg_name.split(",")}
+    if inspect.isclass(exported):
+        documented |= documented_fields(exported)
+    return set(inspect.signature(exported).parameters) - documented
+
+
 @pytest.mark.parametrize(
     "package", [apportion, apportion.domains.portfolio, apportion.domains.federated]
 )
 def test_every_exported_name_is_there_and_documents_its_parameters(package):
     assert package.__all__ == dir(package)
     for name in package.__all__:
-        exported = getattr(package, name)
         if name.isupper():  # a constant
             continue
+        exported = getattr(package, name)
         assert exported.__name__ == name
-        text = parse(inspect.getdoc(exported), DocstringStyle.NUMPYDOC)
-        documented = {part.strip(" *") for one in text.params for part in one.arg_name.split(",")}
-        if inspect.isclass(exported):
-            documented |= documented_fields(exported)
-        assert set(inspect.signature(exported).parameters) <= documented, name
+        assert undocumented(exported) == set(), name
+        assert ">>> " in exported.__doc__ or package is not apportion, name
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("apportion.bridges.flower", ("LearnedAggregation", "ShareGradient")),
+        ("apportion.bridges.gymnasium", ("ProblemEnv", "from_gymnasium")),
+        ("apportion.bridges.skfolio", ("MultiTaskPortfolio",)),
+        ("apportion.report", ("write_report",)),
+    ],
+)
+def test_what_bridges_and_reports_offer_documents_its_parameters(module, names):
+    module = pytest.importorskip(module, exc_type=ValueError)
+    for name in names:
+        assert undocumented(getattr(module, name)) == set(), name
+        assert ">>> " in getattr(module, name).__doc__, name
 
 
 def test_importing_starts_no_jax():

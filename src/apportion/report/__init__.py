@@ -13,7 +13,7 @@ from apportion.report.study import study_page
 
 
 def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool = False) -> Path:
-    """Write `report.html` into the folder of a run or a study.
+    r"""Write `report.html` into the folder of a run or a study.
 
     Plotly's script, `plotly.min.js`, is written next to a page with plots.
 
@@ -36,6 +36,15 @@ def write_report(folder: Path, domain: RunDomain | None = None, *, inline: bool 
     ------
     InputError
         If the folder is neither a run nor a study, or a file in it cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "settings.toml").write_text('job = "budget"')
+    >>> _ = (folder / "metrics.csv").write_text("step,reward\n1,0.5\n2,0.6\n")
+    >>> write_report(folder).name
+    'report.html'
     """
     folder = Path(folder)
     if not folder.is_dir():
