@@ -9,7 +9,6 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.runs import environment
 from apportion_charging.sessions import read_sessions
 from apportion_charging.site import embedded_site
@@ -81,14 +80,6 @@ def test_a_trained_garage_is_certified_over_least_laxity_first(tmp_path):
     # A gain is a difference of shares in single precision: near 0 it is known to some units of that, and
     # days are simulated side by side with others than then.
     pd.testing.assert_frame_equal(early, table[: len(early)], rtol=1e-4, atol=1e-6)
-
-
-def test_check_tells_what_is_installed_and_what_a_file_holds(tmp_path):
-    prices = tmp_path / "prices.csv"
-    SimulatedMarket.draw(universe=6, days=150).prices.to_frame().to_csv(prices)
-    printed = one_object(apportion("check", "--prices", prices, "--json"))
-    assert printed["prices"]["tickers"] == 6
-    assert set(printed["extras"]) >= {"market", "federated", "cluster", "gym"}
 
 
 def test_a_bug_exits_with_1_and_a_traceback(monkeypatch):

@@ -188,7 +188,9 @@ def test_a_certificate_that_cannot_be_made_is_refused(trained, options, words, t
 
 
 def test_its_files_are_checked_and_its_examples_shown(trained, tmp_path):
-    assert "toys" not in one_object(apportion("check", "--json"))
+    found = one_object(apportion("check", "--json"))
+    assert "toys" not in found
+    assert {"market", "federated", "cluster", "gym"} <= set(found["extras"])
     (tmp_path / "toys.csv").write_text("ball\n")
     checked = one_object(apportion("check", "--toys", tmp_path / "toys.csv", "--json"))
     assert checked["toys"] == 1.0
