@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 import apportion.domains.demonstration as demonstration
+from apportion.cli.demo import _plot_shares
 from apportion.domains.demonstration import MULTI, PRIORITISED, SINGLE
 from apportion.domains.domain import Demonstration, domain_names, find_domain
 from apportion.domains.probes import ShownBest
@@ -70,6 +72,14 @@ def test_a_plug_in_of_a_users_own_is_on_the_page(plugins, tmp_path):
     assert again.stdout == f"wrote {folder / 'index.html'}\n"
     (folder / "mine.txt").touch()
     assert_refused(apportion("demo", "--out", folder), "contains other files, such as mine.txt")
+
+
+def test_days_are_shown_without_their_midnight(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    _plot_shares(SHARES.set_index(pd.DatetimeIndex(["2019-01-02 00:00", "2019-01-03 12:00"])))
+    ticks = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
+    assert ticks == ["2019-01-02", "2019-01-03 12:00"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ _IDEA = (
     "entity, and a softmax turns the scores into shares. The network does not depend on the identity of an "
     "entity, so one policy can be trained on many tasks, each a subset of all entities, and used on "
     "entities that it was not trained on. Each domain below compares single-task, multi-task and "
-    "prioritised learning on such entities, after equally many updates, with the usual rule.",
+    "prioritised learning on such entities, after equally many updates, with the usual rule. A domain that "
+    "takes longer to train shows the policy in its package instead.",
     "This is a demonstration with small networks and few updates, in minutes on two cores. Its numbers "
     "are not findings; the studies test claims.",
 )
@@ -106,7 +107,8 @@ def _plot_shares(shares: pd.DataFrame) -> bytes:
     colours = ["0.85" if name == "unused" else f"C{place}" for place, name in enumerate(shares)]
     axes.stackplot(range(len(shares)), shares.to_numpy().T, labels=list(shares), colors=colours)
     places = range(0, len(shares), max(len(shares) // 6, 1))
-    axes.set_xticks(list(places), [str(shares.index[place])[:16] for place in places])
+    labels = [str(shares.index[place])[:16].removesuffix(" 00:00") for place in places]
+    axes.set_xticks(list(places), labels)
     axes.tick_params(axis="x", rotation=20 if shares.index.dtype.kind not in "iu" else 0)
     axes.set(xlabel=str(shares.index.name or "period"), xlim=(0, max(len(shares) - 1, 1)))
     axes.set(ylabel="share", ylim=(0, 1))
