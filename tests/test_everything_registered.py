@@ -1,4 +1,4 @@
-"""What every policy and every problem of the package owes, found by looking: none can be forgotten.
+"""Properties of every policy and every problem of the packages.
 
 A new class without a line in the tables here fails the first test.
 """

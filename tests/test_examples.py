@@ -1,4 +1,4 @@
-"""The numbered examples run as they stand and print what they promise."""
+"""The numbered examples run and print the expected results."""
 
 import os
 import runpy
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def printed(capsys, monkeypatch):
-    """What an example prints."""
+    """A function that runs an example and returns its output."""
 
     def of(name):
         monkeypatch.setattr(sys, "argv", [name])

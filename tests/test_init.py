@@ -1,4 +1,4 @@
-"""What `import apportion` gives, and that it costs no JAX until a name is used."""
+"""The exported names, their documentation, and that importing them does not start JAX."""
 
 import inspect
 import re

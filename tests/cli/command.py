@@ -1,4 +1,4 @@
-"""The command line as the tests call it, and what it must answer."""
+"""Call the command line in the process of the tests, and check its output."""
 
 import json
 import os
@@ -14,7 +14,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def apportion(*arguments: object) -> Done:
-    """A command in this process, which has started JAX and compiled much already.
+    """Run a command in this process, which has started JAX and compiled programs already.
 
     Standard output and standard error are caught at the file descriptors, where `main` switches them.
     """
@@ -47,7 +47,7 @@ def _whole(file) -> str:
 
 
 def one_object(done: Done) -> dict:
-    """Standard output as the one JSON object it must be, and nothing else."""
+    """Return the JSON object on standard output; it must be the only output."""
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     content = json.loads(done.stdout)
@@ -56,7 +56,7 @@ def one_object(done: Done) -> dict:
 
 
 def assert_refused(done: Done, *words: str) -> None:
-    """Exit code 2, nothing on standard output, one sentence without a traceback on the other."""
+    """Check for exit code 2, no standard output, and one line with the words on standard error."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

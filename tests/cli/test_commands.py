@@ -1,7 +1,4 @@
-"""The package's own domains and studies end to end: exit code, standard output, standard error.
-
-What every command does with a domain is asked of a toy; here the main job is trained as users train it.
-"""
+"""Charging end to end on the command line; `test_toy_domain` tests every command with a small domain."""
 
 import json
 from dataclasses import replace

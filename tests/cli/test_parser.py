@@ -1,4 +1,4 @@
-"""What the parser makes of arguments: settings, help, and one sentence for each mistake."""
+"""Arguments of the command line: settings, help, and one sentence for each mistake."""
 
 import os
 import re
@@ -109,7 +109,7 @@ def test_a_command_without_arguments_shows_its_help_or_names_what_is_missing(com
         assert f"requires an argument; see apportion {command} --help" in done.stderr
 
 
-# What a question about the command line need not wait for: each takes longer than the answer.
+# Slow imports, which help and `check` do not need.
 GUARD = """
 import sys, apportion.cli
 slow = {"jax", "equinox", "optax", "pandas", "scipy", "matplotlib", "sklearn", "skfolio", "flwr", "ray"}

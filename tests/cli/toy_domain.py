@@ -1,4 +1,4 @@
-"""The example plug-in with all that a domain can have: learners, files, gains, sections, a demo."""
+"""The example plug-in with all that a domain can define: learners, files, gains, sections, a demo."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from apportion.errors import InputError
 
 @dataclass(frozen=True)
 class ToySettings(IrrigationSettings):
-    """Share a toy out among those who want it."""
+    """Divide a toy among friends."""
 
     steps: int = 6
     """Updates of the policy."""
@@ -31,7 +31,7 @@ class ToySettings(IrrigationSettings):
 
 @dataclass(frozen=True)
 class CarefulSettings(ToySettings):
-    """Share a toy out, carefully."""
+    """Divide a toy among friends, carefully."""
 
     learner: Literal["direct", "careful"] = "careful"
     """How it is learned."""

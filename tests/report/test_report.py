@@ -1,4 +1,4 @@
-"""A report shows what a folder holds, escapes every name in it, and draws itself in a real browser."""
+"""A report shows the files of a folder, escapes all text, and is drawn in a real browser."""
 
 import json
 import re
