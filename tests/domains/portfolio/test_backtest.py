@@ -165,5 +165,5 @@ def test_what_cannot_be_compared_is_refused(weekdays, equal, tmp_path):
     save_policy(EqualShares(), tmp_path, about(weekdays, window=9))
     with pytest.raises(InputError, match="another window or other price series"):
         weekly_gains(equal, weekdays, str(tmp_path))
-    with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
+    with pytest.raises(InputError, match="greedy: its allocation in period 0"):
         backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)

@@ -152,7 +152,7 @@ def test_rows_are_found_by_day_and_columns_by_name():
     with pytest.raises(InputError, match="not a day"):
         prices.row("01/02/2015")
     np.testing.assert_array_equal(prices.select(["KO", "AMD"]).close, CLOSES[["KO", "AMD"]])
-    with pytest.raises(InputError, match="PEP is not among the 3"):
+    with pytest.raises(InputError, match="'PEP' is not among the 3"):
         prices.select(["PEP"])
 
 

@@ -19,7 +19,7 @@ from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import CASH, check_cost
 from apportion.domains.tables import as_day, require_file, require_finite
-from apportion.errors import InputError, reading
+from apportion.errors import InputError, check_counts, reading
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task
@@ -51,22 +51,15 @@ class TrainedPolicy:
                 f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
                 "give the folder of a portfolio run"
             )
-        window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
-        try:
-            rules: Mapping[str, Any] = about.get("rules", {})
+        with reading("the metadata saved with the policy", "train it again"):
+            window, channels, cost = about["window"], about["channels"], float(about["cost"])
+            check_counts(window=window)
+            check_counts(most=3, channels=channels)
+            check_cost(cost)
+            rules = about.get("rules", {})
             low, high = float(rules.get("min_weight", 0)), float(rules.get("max_weight", 1))
-            cash, last = rules.get("cash", False), str(as_day(str(about.get("last"))))
-            if type(window) is not int or window < 1 or channels not in (1, 3):
-                raise ValueError(f"window {window!r}, channels {channels!r}")
-            if not isinstance(cash, bool) or rules.get("rebalance", "daily") != "daily":
-                raise ValueError(f"rules {dict(rules)!r}")
-            check_cost(float(cost))  # pyright: ignore[reportArgumentType]
-            head = Head(low, high, cash)
-        except (InputError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise InputError(
-                f"the metadata saved with the policy is invalid ({error}); train it again"
-            ) from None
-        return cls(policy, window, channels, float(cost), last, head)  # pyright: ignore[reportArgumentType]
+            head = Head(low, high, rules.get("cash", False) is True)
+            return cls(policy, window, channels, cost, str(as_day(about["last"])), head)
 
     def series(self, prices: Prices) -> Prices:
         """Return the prices with the series that the policy reads."""
@@ -80,7 +73,7 @@ class TrainedPolicy:
     def shares(self, prices: Prices, held: np.ndarray | None = None) -> dict[str, float]:
         """Return the shares for the period after the last day by name, with cash first if held."""
         wanted = next_allocation(self.policy, prices, window=self.window, held=held, head=self.head)
-        shares = require_finite(wanted, "the policy's allocation").astype(float)
+        shares = wanted.astype(float)
         names = (CASH, *prices.tickers) if self.head.cash else prices.tickers
         return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
 
@@ -92,7 +85,7 @@ def next_allocation(
     window: int,
     held: np.ndarray | None = None,
     head: Head | None = None,
-) -> Allocation:
+) -> np.ndarray:
     """Return the allocation for the period after the last row.
 
     Parameters
@@ -107,6 +100,11 @@ def next_allocation(
         Today's drifted shares, with cash first; equal shares by default.
     head : Head, optional
         Floor, cap and cash that the policy was trained with.
+
+    Raises
+    ------
+    InputError
+        If the prices have fewer days than the window, or a share is not finite.
     """
     if len(prices.dates) < window:
         raise InputError(
@@ -118,7 +116,8 @@ def next_allocation(
     market = Market.of(seen, start=seen.dates[-1], window=window, costs=costs, head=head)
     task = market.everything()
     shares = market.equal(task) if held is None else jnp.asarray(held, jnp.float32)
-    return _decide(policy, market, task, shares)
+    wanted = _decide(policy, market, task, shares)
+    return require_finite(wanted, "the policy's allocation")
 
 
 @eqx.filter_jit
@@ -169,14 +168,14 @@ def read_holdings(
     for name, text in zip(table["ticker"].str.strip(), table[kind].str.strip(), strict=True):
         if name not in known or name in found:
             why = "occurs twice" if name in found else "is not among the prices"
-            raise InputError(f"{path}: {name} {why}; name each ticker of the prices at most once")
+            raise InputError(f"{path}: {name!r} {why}; name each ticker of the prices at most once")
         try:
             found[name] = float(text)
         except ValueError:
             found[name] = math.nan
         if not 0 <= found[name] <= _LARGEST_QUANTITY:
             raise InputError(
-                f'{path}: the {kind} of {name} is "{text[:40]}"; write a number from 0 to '
+                f"{path}: the {kind} of {name} is {text[:40]!r}; write a number from 0 to "
                 f"{_LARGEST_QUANTITY:g}"
             )
     if counted and cash and CASH not in found:
@@ -245,10 +244,6 @@ def allocate_next(
                 "out, or give prices up to a day on which it has one"
             )
         values = amounts * np.nan_to_num(close)
-    if counted and values.sum() < 0.01:
-        raise InputError(
-            f"{path}: all holdings are worth {values.sum():.2g}, less than a cent; correct the quantities"
-        )
     invested = values if cash else values[1:]
     # Holdings of money alone start from equal shares.
     held = invested / invested.sum() if invested.sum() > 0 else None

@@ -30,7 +30,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
-from apportion.simplex import Head, on_simplex
+from apportion.simplex import Allocation, Head, on_simplex
 
 
 def lazy_rebalancing() -> Policy:
@@ -91,7 +91,17 @@ def backtest_strategies(
     allocations: dict[str, np.ndarray] = {}
     held: dict[str, np.ndarray] = {}
 
+    def require_shares(name: str, shares: Allocation) -> None:
+        sound = np.asarray(on_simplex(shares, tolerance=1e-3))
+        if not sound.all():
+            row = int(np.argmin(sound))
+            raise InputError(
+                f"{name}: its allocation in period {row} is "
+                f"{np.asarray(shares[row]).round(4).tolist()}; shares must be >= 0 and sum to 1"
+            )
+
     def record(name: str, walk: Walk, market: Market) -> None:
+        require_shares(name, walk.allocations)
         # Cash is the first column; it is 0 for a strategy without cash.
         missing = int(cash and not market.costs.cash)
         before = np.asarray(market.equal(market.everything()), float)
@@ -108,13 +118,7 @@ def backtest_strategies(
         on_strategy(name, len(allocations) / count)
         targets = jnp.asarray(baseline(y[first:] if name in WITHOUT_HISTORY else y))
         targets = targets[-market.horizon :]
-        sound = np.asarray(on_simplex(targets, tolerance=1e-3))
-        if not sound.all():
-            row = int(np.argmin(sound))
-            raise InputError(
-                f"baseline {name}: its allocation in period {row} is "
-                f"{np.asarray(targets[row]).round(4).tolist()}; shares must be >= 0 and sum to 1"
-            )
+        require_shares(name, targets)
         record(name, _walk_targets(targets, market, market.everything()), market)
     relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
     accounts = {

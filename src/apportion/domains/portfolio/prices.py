@@ -173,7 +173,7 @@ class Prices:
         unknown = [ticker for ticker in tickers if ticker not in places]
         if unknown:
             raise InputError(
-                f"prices: ticker {unknown[0]} is not among the {len(self.tickers)} in the data; "
+                f"prices: ticker {unknown[0]!r} is not among the {len(self.tickers)} in the data; "
                 f"the first are {', '.join(self.tickers[:5])}"
             )
         columns = [places[ticker] for ticker in tickers]
