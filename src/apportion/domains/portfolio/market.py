@@ -308,27 +308,14 @@ def _rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple
     The row of a period is that of its closing price; the decision is made at the previous close.
     """
     days = len(prices.dates)
-    if days <= window:
-        raise InputError(
-            f"prices: {days} days leave no period after a window of {window}; give more days or "
-            "a shorter window"
-        )
     first = window if start is None else prices.row(start)
     last = days - 1 if end is None else prices.row(day_after(end)) - 1
-    if first >= days:
+    if not window <= first <= last:
+        possible = f"; the first can end on {prices.dates[window]}" if days > window else ""
         raise InputError(
-            f"start {start} is after the last day of the prices, {prices.dates[-1]}; choose an "
-            "earlier start"
-        )
-    if first < window:
-        raise InputError(
-            f"start {start} has {first} days of history before it, but the window is {window}; "
-            f"choose {prices.dates[window]} or later"
-        )
-    if last < first:
-        raise InputError(
-            f"no trading day lies between {start or prices.dates[first]} and {end}; the prices run "
-            f"from {prices.dates[0]} to {prices.dates[-1]}"
+            f"prices: no period between {start or prices.dates[0]} and {end or prices.dates[-1]} has a "
+            f"window of {window} days before it{possible}; give more days than these {days}, other dates "
+            "or a shorter window"
         )
     return first, last
 
