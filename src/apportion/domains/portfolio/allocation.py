@@ -18,7 +18,7 @@ import pandas as pd
 from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import CASH, check_cost
-from apportion.domains.tables import as_day, require_file, require_finite
+from apportion.domains.tables import as_day, load_table, require_finite
 from apportion.errors import InputError, check_counts, reading
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Head
@@ -134,7 +134,7 @@ def read_holdings(
     Parameters
     ----------
     path : Path
-        The CSV file.
+        CSV or Parquet file.
     tickers : sequence of str
         Names of the instruments.
     cash : bool
@@ -150,10 +150,7 @@ def read_holdings(
     InputError
         If the file is not a table of holdings or contains unknown tickers.
     """
-    require_file(path, "a CSV file of holdings")
-    with reading(path, _FORM):
-        # Tickers such as 000001 and NA are text, as in price files.
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = load_table(path, "holdings")
     table = table.rename(columns=lambda name: str(name).strip().lower())
     columns = list(table.columns)
     kinds = [kind for kind in ("share", "quantity") if kind in columns]
@@ -163,21 +160,20 @@ def read_holdings(
     counted = kind == "quantity"
     if counted and CASH in tickers:
         raise InputError(f'{path}: "{CASH}" is among the prices; rename the ticker, or give shares')
-    known = {*tickers, CASH} if counted or cash else set(tickers)
-    found: dict[str, float] = {}
-    for name, text in zip(table["ticker"].str.strip(), table[kind].str.strip(), strict=True):
-        if name not in known or name in found:
-            why = "occurs twice" if name in found else "is not among the prices"
-            raise InputError(f"{path}: {name!r} {why}; name each ticker of the prices at most once")
-        try:
-            found[name] = float(text)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 <= found[name] <= _LARGEST_QUANTITY:
+    who: Any = table["ticker"].astype(str).str.strip()
+    amounts: Any = pd.to_numeric(table[kind], errors="coerce")
+    known = {*tickers, CASH} if counted or cash else {*tickers}
+    for wrong, why in (
+        (~who.isin(known), "is not among the prices"),
+        (who.duplicated(), "occurs twice"),
+        (~amounts.between(0, _LARGEST_QUANTITY), f"has no {kind} from 0 to {_LARGEST_QUANTITY:g}"),
+    ):
+        if wrong.any():
+            row = int(np.argmax(wrong))
             raise InputError(
-                f"{path}: the {kind} of {name} is {text[:40]!r}; write a number from 0 to "
-                f"{_LARGEST_QUANTITY:g}"
+                f"{path}: {who.iloc[row]!r} in row {row + 1} {why}; correct or remove it"
             )
+    found = dict(zip(who, amounts.tolist(), strict=True))
     if counted and cash and CASH not in found:
         raise InputError(
             f'{path}: has no row "{CASH}", but the policy can hold cash; add it, with 0 if there is none'
