@@ -55,7 +55,6 @@ def files(*rows: tuple):
         ("semicolons", WIDE.replace(",", ";"), "none of the layouts", "with commas"),
         ("text", cell(4, 2, "n/k"), "'n/k' at line 5 is no number"),
         ("text of two lines", cell(4, 2, '"n\nk"'), r"'n\nk' at line 5 is no number"),
-        ("infinite", cell(4, 2, "inf"), "no prices", " B;", "> 0"),
         ("missing inside", cell(4, 2, ""), "1 missing values", " B;"),
         (
             "never priced",
@@ -116,7 +115,6 @@ def files(*rows: tuple):
             "of A changes",
         ),
         ("long, nameless", cell(3, 1, "", LONG), "'' at line 4 is no ticker"),
-        ("long, a day twice", LONG + "\n" + LONG.splitlines()[1], "'A 2000-01-03' at line"),
         ("a split", scaled(0.5, 20), "looks like a split of 2:1", "--allow-jumps"),
         ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps A:"),
     ),

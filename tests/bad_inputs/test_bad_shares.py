@@ -56,7 +56,6 @@ def test_trades_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, cap
 
 @cases(
     ("no holdings", f"{ALLOCATE} h.csv", ("h.csv: no such file",), PRICES, "portfolio"),
-    ("holdings a folder", f"{ALLOCATE} .", ("is a folder",), PRICES, "portfolio"),
     ("cost is negative", f"{TRAIN} --cost=-0.1", ("cost is -0.1",), PRICES),
     ("backtest", "backtest run --prices p.csv --cost 0.7", "cost is 0.7", PRICES, "portfolio"),
 )

@@ -132,11 +132,12 @@ class Prices:
             return "unknown"
         move, after = moves[row : row + 2, column]
         usual = np.median(self.volume[max(row - 60, 0) : row, column])
-        # An error is reversed on the next day.
-        if abs(abs(after) - abs(move)) < 0.5 * abs(move) or not usual > 0:
-            return "unknown"
         # After a split of 10:1 the same money trades ten times as many units.
         traded = self.volume[row, column] * min(np.exp(move), 1.0)
+        # An error is reversed on the next day.
+        is_reversed = abs(abs(after) - abs(move)) < 0.5 * abs(move)
+        if is_reversed or not usual > 0 or np.isnan(traded):
+            return "unknown"
         return "high" if traded > _HIGH_VOLUME_RATIO * usual else "usual"
 
     def values(self) -> np.ndarray:
