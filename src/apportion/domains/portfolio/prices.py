@@ -43,14 +43,6 @@ _HIGH_VOLUME_RATIO = 2.5
 _LARGEST_MARKET_MOVE = 0.15
 """Bound on the log move of the market, because all instruments may change their unit on one day."""
 _READ_FIELDS = ("close", "adj close", "high", "low", "volume")
-_YFINANCE_FIELDS = {
-    *_READ_FIELDS,
-    "open",
-    "dividends",
-    "stock splits",
-    "capital gains",
-    "repaired?",
-}
 _NOT_TICKERS = {"", "close", "adj close", "volume"}
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
 _DAY = r"\d{4}-\d\d-\d\d(?:[T ]00:00(?::00(?:\.0*)?)?(?: ?[Z+-].*)?)?"
@@ -377,7 +369,7 @@ def _field_level(*levels: Sequence[str]) -> int | None:
     """Return the level of yfinance's column names that has the fields, or None."""
     for level, names in enumerate(levels):
         fields = set(map(_field, names))
-        if "close" in fields and fields <= _YFINANCE_FIELDS:
+        if "close" in fields and not fields & {"date", "ticker"}:
             return level
     return None
 
