@@ -256,10 +256,9 @@ class Jump:
         split = min(_SPLITS, key=lambda ratio: abs(factor / ratio - 1))
         looks = ""
         if abs(factor / split - 1) <= 0.05:
-            one, other = Fraction(split).limit_denominator(5).as_integer_ratio()
+            ratio = Fraction(split).limit_denominator(5).as_integer_ratio()
+            one, other = ratio if self.move < 0 else ratio[::-1]
             looks = f" (looks like a split of {one}:{other})"
-            if self.move > 0:
-                looks = f" (looks like a split of {other}:{one})"
         return f"{self.ticker} {np.expm1(self.move):+.1%} on {self.day}{looks}"
 
 
