@@ -170,12 +170,6 @@ def test_trades_lead_from_the_holdings_to_the_shares(tmp_path):
     file.write_text("ticker,quantity\ncash,600\n")
     money = allocate_next(trained, PRICES, file).to_frame()["money"]
     assert money.tolist() == pytest.approx([100] * 6 + [-600])
-    for wrong, words in (
-        ({"window": 0}, "window is 0"),
-        ({"cost": 0.7}, "cost is 0.7"),
-        ({"last": "soon"}, "'soon' is not a day"),
-        ({"channels": None}, "channels is None"),
-        ({"cost": "much"}, "saved with the policy: cannot be read .*; train it again"),
-    ):
-        with pytest.raises(InputError, match=words):
+    for wrong in ({"window": 0}, {"cost": 0.7}, {"rules": {"rebalance": "weekly"}}):
+        with pytest.raises(InputError, match="saved with the policy is invalid"):
             TrainedPolicy.of(EqualShares(), about | wrong)

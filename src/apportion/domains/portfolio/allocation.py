@@ -19,7 +19,7 @@ from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import CASH, check_cost
 from apportion.domains.tables import as_day, load_table, require_finite
-from apportion.errors import InputError, check_counts, reading
+from apportion.errors import InputError, check_counts
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task
@@ -51,15 +51,20 @@ class TrainedPolicy:
                 f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
                 "give the folder of a portfolio run"
             )
-        with reading("the metadata saved with the policy", "train it again"):
+        try:
             window, channels, cost = about["window"], about["channels"], float(about["cost"])
             check_counts(window=window)
-            check_counts(most=3, channels=channels)
             check_cost(cost)
             rules = about.get("rules", {})
+            if channels not in (1, 3) or rules.get("rebalance", "daily") != "daily":
+                raise ValueError(f"channels {channels!r}, rules {rules!r}")
             low, high = float(rules.get("min_weight", 0)), float(rules.get("max_weight", 1))
             head = Head(low, high, rules.get("cash", False) is True)
-            return cls(policy, window, channels, cost, str(as_day(about["last"])), head)
+            return cls(policy, window, channels, cost, str(as_day(str(about["last"]))), head)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise InputError(
+                f"the metadata saved with the policy is invalid ({error}); train it again"
+            ) from None
 
     def series(self, prices: Prices) -> Prices:
         """Return the prices with the series that the policy reads."""
