@@ -23,6 +23,7 @@ def files(*rows: tuple[str, str | bytes, str]):
         ("unknown", "ticker,quantity\nA,1\nD,1\n", "'D' in row 2 is not among the prices"),
         ("two lines", 'ticker,quantity\n"A\nB",1\n', r"'A\nB' in row 1 is not among the prices"),
         ("text", "ticker,share\nA,much\n", "'A' in row 1 has no share from 0"),
+        ("too much", "ticker,quantity\nA,1e16\n", "'A' in row 1 has no quantity from 0 to 1e+15"),
         ("negative", "ticker,quantity\nA,1.5\nB,-0.5\n", "'B' in row 2 has no quantity from 0"),
         ("twice, a space apart", "ticker,share\nA,0.5\n A,0.5\n", "'A' in row 2 occurs twice"),
         ("empty", "", "cannot be read"),
