@@ -49,9 +49,9 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         ("no arrays", BACKTEST, "policy.safetensors: no such file", {ARRAYS: Path.unlink}),
         ("no sums", ALLOCATE, "SHA256SUMS: is missing", {"run/SHA256SUMS": Path.unlink}),
         ("start is no day", f"{BACKTEST} --start 01/02/2019", "'01/02/2019' is not a day"),
-        ("start too late", f"{BACKTEST} --start 2030-01-01", "after the last day"),
-        ("start too early", f"{BACKTEST} --start 2000-01-05", "days of history before it"),
-        ("end first", f"{BACKTEST} --start 2000-02-05 --end 2000-01-01", "no trading day lies"),
+        ("start too late", f"{BACKTEST} --start 2030-01-01", "no period between 2030-01-01"),
+        ("start too early", f"{BACKTEST} --start 2000-01-05", "no period between 2000-01-05"),
+        ("end first", f"{BACKTEST} --start 2000-02-05 --end 2000-01-01", "no period between"),
         files=PRICES,
     ),
     *of(

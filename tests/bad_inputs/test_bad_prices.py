@@ -42,7 +42,7 @@ def files(*rows: tuple):
 @cases(
     *files(
         ("empty", "", "p.csv: cannot be read"),
-        ("names only", "date,A,B\n", "has no rows"),
+        ("names only", "date,A,B\n", "0 days found"),
         ("ragged", cell(2, 3, "1,2"), "cannot be read", "line 3"),
         ("two names alike", head("date,A,A,C"), "none of the layouts"),
         (
@@ -53,8 +53,8 @@ def files(*rows: tuple):
         ),
         ("a volume", head("date,A,B,Volume"), "none of the layouts"),
         ("semicolons", WIDE.replace(",", ";"), "none of the layouts", "with commas"),
-        ("text", cell(4, 2, "n/k"), '"n/k" at line 5 is no number'),
-        ("infinite", cell(4, 2, "inf"), "no prices", " B;", "> 0"),
+        ("text", cell(4, 2, "n/k"), "'n/k' at line 5 is no number"),
+        ("text of two lines", cell(4, 2, '"n\nk"'), r"'n\nk' at line 5 is no number"),
         ("missing inside", cell(4, 2, ""), "1 missing values", " B;"),
         (
             "never priced",
@@ -62,22 +62,29 @@ def files(*rows: tuple):
             "40 missing values of close",
         ),
         ("a day twice", WIDE + WIDE.splitlines()[-1], "at line 42 is there twice"),
-        ("not a day", cell(2, 0, "yesterday"), '"yesterday" at line 3 is no date'),
-        ("days first", days(lambda n, _: f"{n % 28 + 1}/1/2019"), "no date", "2019-01-02"),
+        ("not a day", cell(2, 0, "yesterday"), "'yesterday' at line 3 is no day"),
+        ("days first", days(lambda n, _: f"{n % 28 + 1}/1/2019"), "no day", "2019-01-02"),
         (
             "a time in UTC",
             days(lambda _, day: f"{day} 15:00:00+00:00"),
-            '" at line 2 is a time of day',
+            "at line 2 is no day of trading",
+            "without a time of day",
         ),
         (
             "weekly",
             days(lambda n, _: str(np.datetime64("2019-01-04") + 7 * n)),
-            "its dates are 7 days apart",
+            "7 days apart on average",
+        ),
+        (
+            "every second day",
+            days(lambda n, _: str(np.busday_offset("2019-01-04", 2 * n, roll="forward"))),
+            "2.82 days apart on average",
         ),
         (
             "tomorrow's",
             days(lambda n, _: str(np.datetime64("today") + n - 30)),
-            '" at line 34 is in the future',
+            "at line 34 is no day of trading",
+            "write past days",
         ),
         (
             "a column of years",
@@ -85,11 +92,11 @@ def files(*rows: tuple):
             "40 values that count time",
             " 2000;",
         ),
-        ("a formula", head("date,=CMD(),B,C"), "'=CMD()' is no ticker"),
-        ("a ticker of two lines", head('date,"A\nB",B,C'), r"'A\nB' is no ticker"),
+        ("a formula", head("date,=CMD(),B,C"), "'=CMD()' at line 2 is no ticker"),
+        ("a ticker of two lines", head('date,"A\nB",B,C'), r"'A\nB' at line 2 is no ticker"),
         ("beyond float32", cell(4, 2, "1e39"), "no prices", " B;"),
         ("too short", only(12), "12 days found", "at least 33"),
-        ("a row in 2021", cell(40, 0, "2021-01-03"), "and 2021-01-03", "gap of a year"),
+        ("a row in 2021", cell(40, 0, "2021-01-03"), "after 2000-02-10", "gap of a year"),
         ("one ticker", columns(0, 1), "1 tickers have a price"),
         ("long, no low", "date,ticker,close,high\n2000-01-03,A,1,1\n", "none of the layouts"),
         ("long, low over high", "date,ticker,close,high,low\n2000-01-03,A,1,1,2\n", "below"),
@@ -104,11 +111,10 @@ def files(*rows: tuple):
                 f"{line},{'currency' if n == 0 else 'GBP' if n == 20 else 'GBX'}\n"
                 for n, line in enumerate(LONG.splitlines())
             ),
-            '"GBP" at line 21 is another currency',
+            "'GBP' at line 21 is another currency",
             "of A changes",
         ),
-        ("long, nameless", cell(3, 1, "", LONG), '"" at line 4 is no ticker'),
-        ("long, a day twice", LONG + "\n" + LONG.splitlines()[1], '"A 2000-01-03" at line'),
+        ("long, nameless", cell(3, 1, "", LONG), "'' at line 4 is no ticker"),
         ("a split", scaled(0.5, 20), "looks like a split of 2:1", "--allow-jumps"),
         ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps A:"),
     ),

@@ -20,13 +20,15 @@ def files(*rows: tuple[str, str | bytes, str]):
 
 @cases(
     *files(
-        ("unknown", "ticker,quantity\nD,1\n", "D is not among the prices"),
-        ("text", "ticker,share\nA,much\n", 'the share of A is "much"'),
-        ("negative", "ticker,quantity\nA,1.5\nB,-0.5\n", 'the quantity of B is "-0.5"'),
-        ("twice, a space apart", "ticker,share\nA,0.5\n A,0.5\n", "A occurs twice"),
+        ("unknown", "ticker,quantity\nA,1\nD,1\n", "'D' in row 2 is not among the prices"),
+        ("two lines", 'ticker,quantity\n"A\nB",1\n', r"'A\nB' in row 1 is not among the prices"),
+        ("text", "ticker,share\nA,much\n", "'A' in row 1 has no share from 0"),
+        ("too much", "ticker,quantity\nA,1e16\n", "'A' in row 1 has no quantity from 0 to 1e+15"),
+        ("negative", "ticker,quantity\nA,1.5\nB,-0.5\n", "'B' in row 2 has no quantity from 0"),
+        ("twice, a space apart", "ticker,share\nA,0.5\n A,0.5\n", "'A' in row 2 occurs twice"),
         ("empty", "", "cannot be read"),
         ("other names", "name,weight\nA,1\n", "not a table of holdings"),
-        ("cash without cash", "ticker,share\ncash,1\n", "cash is not among the prices"),
+        ("cash without cash", "ticker,share\ncash,1\n", "'cash' in row 1 is not among the prices"),
         ("too little", "ticker,share\nA,0.5\n", "sums to 0.5"),
         ("nothing", "ticker,quantity\nA,0\ncash,0\n", "must not all be 0"),
     )
@@ -55,7 +57,6 @@ def test_trades_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, cap
 
 @cases(
     ("no holdings", f"{ALLOCATE} h.csv", ("h.csv: no such file",), PRICES, "portfolio"),
-    ("holdings a folder", f"{ALLOCATE} .", ("is a folder",), PRICES, "portfolio"),
     ("cost is negative", f"{TRAIN} --cost=-0.1", ("cost is -0.1",), PRICES),
     ("backtest", "backtest run --prices p.csv --cost 0.7", "cost is 0.7", PRICES, "portfolio"),
 )

@@ -113,6 +113,9 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(returns):
     ):
         with pytest.raises(InputError, match=message):
             model.fit(X)
+    broken = jax.tree.map(lambda leaf: leaf * np.inf, some_policy())
+    with pytest.raises(InputError, match="allocation has numbers that are not finite"):
+        MultiTaskPortfolio(policy=broken, window=6).fit(returns)
     ignored = MultiTaskPortfolio(policy=some_policy(), window=6, seed=2, trust=0.3)
     with pytest.raises(InputError, match="seed, trust would have no effect, because policy="):
         ignored.fit(returns)

@@ -237,7 +237,7 @@ class MultiTaskPortfolio(BaseOptimization):
 
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
         decided = next_allocation(self.policy_, prices, window=self.window, held=held)
-        decided = np.maximum(np.asarray(decided, float), 0.0)
+        decided = np.maximum(decided.astype(float), 0.0)
         return decided / decided.sum()
 
     def _refuse_ignored(self) -> None:

@@ -420,6 +420,13 @@ def make_certify(arguments: Sequence[str]) -> Command:
             earlier certificate is replaced.
         """
         run, own = finished_run(folder, domain), options.get(domain.name)
+        bound = getattr(own, "bound", None)
+        if not 0 < alpha < 1:
+            raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
+        if block is not None and block < 1:
+            raise InputError(f"--block is {block}; it must be at least 1 period")
+        if bound is not None and not 0 < bound < float("inf"):
+            raise InputError(f"--bound is {bound:g}; it must be above 0")
         if out is None:
             out = folder
         else:
@@ -493,7 +500,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         draw
             Compute nothing; write table, plot and verdicts from the saved cells.
         processes
-            Number of processes if the study is computed on this machine; one process seldom fills a GPU.
+            Number of processes on this machine; one process seldom fills a GPU.
         on
             Compute on this machine, or on a Ray cluster.
         address
@@ -505,6 +512,11 @@ def make_study(arguments: Sequence[str]) -> Command:
             raise InputError(f"--address {address} needs --on ray; add it, or omit --address")
         if processes < 1:
             raise InputError(f"processes is {processes}; it must be at least 1")
+        if processes > 1 and (on == "ray" or draw):
+            other = "--on ray" if on == "ray" else "--draw"
+            raise InputError(
+                f"--processes {processes} computes on this machine; omit {other} or --processes"
+            )
         for folder in [out / study for study in installed_studies()] if name == "all" else [out]:
             require_writable(folder)
             found = sorted(e.name for e in folder.glob("*") if not e.name.startswith("."))

@@ -161,9 +161,9 @@ def _read_data(request: Request) -> dict[str, Any]:
     """Read the files of a request, by the name of the studies' parameters."""
     data: dict[str, Any] = {}
     if request.prices is not None:
-        from apportion.domains.portfolio.prices import read_prices
+        from apportion.domains.portfolio.prices import load_prices
 
-        data["prices"] = read_prices(request.prices, allow_jumps=request.allow_jumps)
+        data["prices"] = load_prices(request.prices, allow_jumps=request.allow_jumps)
     if request.images is not None:
         from apportion.domains.federated.data import load_images
 

@@ -10,7 +10,12 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
-from apportion.domains.portfolio.allocation import TrainedPolicy, allocate_next, read_holdings
+from apportion.domains.portfolio.allocation import (
+    TrainedPolicy,
+    allocate_next,
+    next_allocation,
+    read_holdings,
+)
 from apportion.domains.portfolio.backtest import _walk_one as walk_once
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.settings import PortfolioSettings
@@ -93,6 +98,18 @@ class AllCash(Policy):
         return jnp.zeros_like(held).at[0].set(1.0)
 
 
+class NotFinite(AllCash):
+    def allocate(self, features, held, mask, bounds=None):
+        return held * jnp.nan
+
+
+def test_shares_that_are_not_finite_are_refused():
+    with pytest.raises(InputError, match="allocation has numbers that are not finite"):
+        next_allocation(NotFinite(), PRICES, window=8)
+    with pytest.raises(InputError, match=r"broken: its allocation in period 0 is \[nan"):
+        backtest_strategies(PRICES, {"broken": NotFinite()}, window=8)
+
+
 def test_other_strategies_have_no_limits_and_no_cash():
     both = {"policy": LIMITED, "cash": AllCash(), "free": EqualShares()}
     heads = {"policy": HEAD, "cash": Head(cash=True)}
@@ -121,9 +138,6 @@ def test_holdings_are_read_in_the_order_of_the_tickers(tmp_path):
     np.testing.assert_array_equal(read_holdings(table, names)[0], [0, 0, 0, 3])
     with pytest.raises(InputError, match='has no row "cash", but the policy can hold cash'):
         read_holdings(table, names, cash=True)
-    table.write_text(f"ticker,quantity\nC,{2**64}\n")
-    with pytest.raises(InputError, match="of C is .*; write a number from 0 to"):
-        read_holdings(table, names)
 
 
 def test_trades_lead_from_the_holdings_to_the_shares(tmp_path):
@@ -153,9 +167,6 @@ def test_trades_lead_from_the_holdings_to_the_shares(tmp_path):
     file.write_text("ticker,quantity\ncash,600\n")
     money = allocate_next(trained, PRICES, file).to_frame()["money"]
     assert money.tolist() == pytest.approx([100] * 6 + [-600])
-    file.write_text(f"ticker,quantity\n{first},1e-6\ncash,0.001\n")
-    with pytest.raises(InputError, match="less than a cent"):
-        allocate_next(trained, PRICES, file)
     for wrong in ({"window": 0}, {"cost": 0.7}, {"rules": {"rebalance": "weekly"}}):
         with pytest.raises(InputError, match="saved with the policy is invalid"):
             TrainedPolicy.of(EqualShares(), about | wrong)

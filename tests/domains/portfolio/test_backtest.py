@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,15 +10,12 @@ import pandas as pd
 import pytest
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import Costs, Market, SimulatedMarket, record
+from apportion.domains.portfolio import SimulatedMarket, record
 from apportion.domains.portfolio.allocation import TrainedPolicy
 from apportion.domains.portfolio.backtest import backtest_strategies, weekly_gains
-from apportion.domains.portfolio.market import walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
-from apportion.problem import rollout
 from apportion.runs.policy_file import save_policy
-from apportion.tasks import draw_tasks
 
 PRICES = SimulatedMarket.draw(universe=5, days=120, seed=4).prices
 LAZY = PartialTrading(EqualShares(), 0.1)
@@ -45,15 +41,6 @@ def result(policy):
         window=8,
         cost=0.0025,
     )
-
-
-def test_the_parallel_walk_is_the_rollout_of_the_problem(policy):
-    market = Market.of(PRICES, window=8, costs=Costs(0.0025))
-    tasks = draw_tasks(5, 3, 4, seed=0)
-    walks = walk_tasks(policy, market, tasks)
-    path = eqx.filter_jit(rollout)(market, policy, tasks[1], key=jax.random.key(0))
-    np.testing.assert_allclose(walks.log_return[1], path.rewards, atol=1e-6)
-    np.testing.assert_allclose(walks.allocations[1], path.allocations, atol=1e-6)
 
 
 def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start(result):
@@ -165,5 +152,5 @@ def test_what_cannot_be_compared_is_refused(weekdays, equal, tmp_path):
     save_policy(EqualShares(), tmp_path, about(weekdays, window=9))
     with pytest.raises(InputError, match="another window or other price series"):
         weekly_gains(equal, weekdays, str(tmp_path))
-    with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
+    with pytest.raises(InputError, match="greedy: its allocation in period 0"):
         backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)

@@ -117,6 +117,7 @@ def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
         walk = walked(POLICY, market, task)
         path = follow(market, POLICY, task, key=jax.random.key(0))
         np.testing.assert_allclose(walk.log_return, path.rewards, atol=1e-6)
+        np.testing.assert_allclose(walk.allocations, path.allocations, atol=1e-6)
         assert np.isfinite(np.asarray(walk.log_return)).all()
     alone = walked(POLICY, market, tasks[0])
     empty = 20 - WINDOW + 1

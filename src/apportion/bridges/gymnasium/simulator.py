@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.bridges.gymnasium.episodes import Arrays, Episodes, Shape
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, check_counts, first_line
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, equal_shares
 from apportion.tasks import Task
@@ -130,7 +130,7 @@ def from_gymnasium(
     make_env: _MakeEnv,
     *,
     universe: int,
-    horizon: int | None = None,
+    horizon: int,
     task_size: int | None = None,
 ) -> Simulated:
     """Convert a Gymnasium simulator to a problem for training with PPO.
@@ -152,8 +152,8 @@ def from_gymnasium(
         Returns an environment for a list of entities, given as indices below `universe`.
     universe : int
         Number of entities.
-    horizon : int, optional
-        Largest number of periods of an episode; by default `max_episode_steps` of the environment.
+    horizon : int
+        Largest number of periods of an episode.
     task_size : int, optional
         Entities per environment, if all environments have the same size. The trial episode has this many
         entities, by default three.
@@ -181,10 +181,8 @@ def from_gymnasium(
     Shape(window=1, channels=1, limited=False)
     """
     size = min(universe, 3) if task_size is None else task_size
-    if not 1 <= size <= universe:
-        raise InputError(
-            f"task_size {size} of universe {universe}: give 1 <= task_size <= universe"
-        )
+    check_counts(horizon=horizon)
+    check_counts(most=universe, task_size=size)
     entities = list(range(size))
     try:
         env = make_env(entities)
@@ -203,12 +201,6 @@ def from_gymnasium(
             f"action_space is {space}, but `step` receives the shares of {size} entities, numbers from 0 "
             f"to 1 with sum 1 or less; set action_space = Box(0, 1, ({size},)) or remove it; if all "
             "environments have one size, give task_size"
-        )
-    if horizon is None and env.spec is not None:
-        horizon = env.spec.max_episode_steps
-    if horizon is None or horizon < 1:
-        raise InputError(
-            f"from_gymnasium: horizon is {horizon}; give the largest number of periods, >= 1"
         )
     shape = _try_out(env, size, min(horizon, _PROBED_PERIODS))
     episodes = Episodes(make_env, shape)

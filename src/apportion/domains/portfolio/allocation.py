@@ -18,8 +18,8 @@ import pandas as pd
 from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import CASH, check_cost
-from apportion.domains.tables import as_day, require_file, require_finite
-from apportion.errors import InputError, reading
+from apportion.domains.tables import as_day, load_table, require_finite
+from apportion.errors import InputError, check_counts
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task
@@ -51,22 +51,20 @@ class TrainedPolicy:
                 f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
                 "give the folder of a portfolio run"
             )
-        window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
         try:
-            rules: Mapping[str, Any] = about.get("rules", {})
+            window, channels, cost = about["window"], about["channels"], float(about["cost"])
+            check_counts(window=window)
+            check_cost(cost)
+            rules = about.get("rules", {})
+            if channels not in (1, 3) or rules.get("rebalance", "daily") != "daily":
+                raise ValueError(f"channels {channels!r}, rules {rules!r}")
             low, high = float(rules.get("min_weight", 0)), float(rules.get("max_weight", 1))
-            cash, last = rules.get("cash", False), str(as_day(str(about.get("last"))))
-            if type(window) is not int or window < 1 or channels not in (1, 3):
-                raise ValueError(f"window {window!r}, channels {channels!r}")
-            if not isinstance(cash, bool) or rules.get("rebalance", "daily") != "daily":
-                raise ValueError(f"rules {dict(rules)!r}")
-            check_cost(float(cost))  # pyright: ignore[reportArgumentType]
-            head = Head(low, high, cash)
-        except (InputError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            head = Head(low, high, rules.get("cash", False) is True)
+            return cls(policy, window, channels, cost, str(as_day(str(about["last"]))), head)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise InputError(
                 f"the metadata saved with the policy is invalid ({error}); train it again"
             ) from None
-        return cls(policy, window, channels, float(cost), last, head)  # pyright: ignore[reportArgumentType]
 
     def series(self, prices: Prices) -> Prices:
         """Return the prices with the series that the policy reads."""
@@ -80,7 +78,7 @@ class TrainedPolicy:
     def shares(self, prices: Prices, held: np.ndarray | None = None) -> dict[str, float]:
         """Return the shares for the period after the last day by name, with cash first if held."""
         wanted = next_allocation(self.policy, prices, window=self.window, held=held, head=self.head)
-        shares = require_finite(wanted, "the policy's allocation").astype(float)
+        shares = wanted.astype(float)
         names = (CASH, *prices.tickers) if self.head.cash else prices.tickers
         return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
 
@@ -92,7 +90,7 @@ def next_allocation(
     window: int,
     held: np.ndarray | None = None,
     head: Head | None = None,
-) -> Allocation:
+) -> np.ndarray:
     """Return the allocation for the period after the last row.
 
     Parameters
@@ -107,6 +105,11 @@ def next_allocation(
         Today's drifted shares, with cash first; equal shares by default.
     head : Head, optional
         Floor, cap and cash that the policy was trained with.
+
+    Raises
+    ------
+    InputError
+        If the prices have fewer days than the window, or a share is not finite.
     """
     if len(prices.dates) < window:
         raise InputError(
@@ -118,7 +121,8 @@ def next_allocation(
     market = Market.of(seen, start=seen.dates[-1], window=window, costs=costs, head=head)
     task = market.everything()
     shares = market.equal(task) if held is None else jnp.asarray(held, jnp.float32)
-    return _decide(policy, market, task, shares)
+    wanted = _decide(policy, market, task, shares)
+    return require_finite(wanted, "the policy's allocation")
 
 
 @eqx.filter_jit
@@ -135,7 +139,7 @@ def read_holdings(
     Parameters
     ----------
     path : Path
-        The CSV file.
+        CSV or Parquet file.
     tickers : sequence of str
         Names of the instruments.
     cash : bool
@@ -151,10 +155,7 @@ def read_holdings(
     InputError
         If the file is not a table of holdings or contains unknown tickers.
     """
-    require_file(path, "a CSV file of holdings")
-    with reading(path, _FORM):
-        # Tickers such as 000001 and NA are text, as in price files.
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = load_table(path, "holdings")
     table = table.rename(columns=lambda name: str(name).strip().lower())
     columns = list(table.columns)
     kinds = [kind for kind in ("share", "quantity") if kind in columns]
@@ -164,21 +165,20 @@ def read_holdings(
     counted = kind == "quantity"
     if counted and CASH in tickers:
         raise InputError(f'{path}: "{CASH}" is among the prices; rename the ticker, or give shares')
-    known = {*tickers, CASH} if counted or cash else set(tickers)
-    found: dict[str, float] = {}
-    for name, text in zip(table["ticker"].str.strip(), table[kind].str.strip(), strict=True):
-        if name not in known or name in found:
-            why = "occurs twice" if name in found else "is not among the prices"
-            raise InputError(f"{path}: {name} {why}; name each ticker of the prices at most once")
-        try:
-            found[name] = float(text)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 <= found[name] <= _LARGEST_QUANTITY:
+    who: Any = table["ticker"].astype(str).str.strip()
+    amounts: Any = pd.to_numeric(table[kind], errors="coerce")
+    known = {*tickers, CASH} if counted or cash else {*tickers}
+    for wrong, why in (
+        (~who.isin(known), "is not among the prices"),
+        (who.duplicated(), "occurs twice"),
+        (~amounts.between(0, _LARGEST_QUANTITY), f"has no {kind} from 0 to {_LARGEST_QUANTITY:g}"),
+    ):
+        if wrong.any():
+            row = int(np.argmax(wrong))
             raise InputError(
-                f'{path}: the {kind} of {name} is "{text[:40]}"; write a number from 0 to '
-                f"{_LARGEST_QUANTITY:g}"
+                f"{path}: {who.iloc[row]!r} in row {row + 1} {why}; correct or remove it"
             )
+    found = dict(zip(who, amounts.tolist(), strict=True))
     if counted and cash and CASH not in found:
         raise InputError(
             f'{path}: has no row "{CASH}", but the policy can hold cash; add it, with 0 if there is none'
@@ -245,10 +245,6 @@ def allocate_next(
                 "out, or give prices up to a day on which it has one"
             )
         values = amounts * np.nan_to_num(close)
-    if counted and values.sum() < 0.01:
-        raise InputError(
-            f"{path}: all holdings are worth {values.sum():.2g}, less than a cent; correct the quantities"
-        )
     invested = values if cash else values[1:]
     # Holdings of money alone start from equal shares.
     held = invested / invested.sum() if invested.sum() > 0 else None

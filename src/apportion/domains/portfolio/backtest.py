@@ -21,7 +21,7 @@ from apportion.certify.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio.allocation import TrainedPolicy
 from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY, Baseline
-from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_targets
+from apportion.domains.portfolio.market import Costs, Market, walk_policy
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
 from apportion.domains.portfolio.settings import CASH
@@ -30,7 +30,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
-from apportion.simplex import Head, on_simplex
+from apportion.simplex import Allocation, Head, on_simplex
 
 
 def lazy_rebalancing() -> Policy:
@@ -91,31 +91,35 @@ def backtest_strategies(
     allocations: dict[str, np.ndarray] = {}
     held: dict[str, np.ndarray] = {}
 
-    def record(name: str, walk: Walk, market: Market) -> None:
+    def require_shares(name: str, shares: Allocation) -> None:
+        sound = np.asarray(on_simplex(shares, tolerance=1e-3))
+        if not sound.all():
+            row = int(np.argmin(sound))
+            raise InputError(
+                f"{name}: its allocation in period {row} is "
+                f"{np.asarray(shares[row]).round(4).tolist()}; shares must be >= 0 and sum to 1"
+            )
+
+    def record(name: str, shares: Allocation, market: Market) -> None:
+        require_shares(name, shares)
         # Cash is the first column; it is 0 for a strategy without cash.
         missing = int(cash and not market.costs.cash)
         before = np.asarray(market.equal(market.everything()), float)
         held[name] = np.pad(before / before.sum(), (missing, 0))
-        allocations[name] = np.pad(np.asarray(walk.allocations), ((0, 0), (missing, 0)))
+        allocations[name] = np.pad(np.asarray(shares), ((0, 0), (missing, 0)))
 
     for name, policy in policies.items():
         on_strategy(name, len(allocations) / count)
         bounded = market_with(heads[name]) if name in heads else market
-        record(name, _walk_one(policy, bounded, bounded.everything()), bounded)
+        record(name, _walk_one(policy, bounded, bounded.everything()).allocations, bounded)
     relatives = prices.relatives()[: first + market.horizon]
     y = jnp.asarray(relatives, jnp.float32)
     for name, baseline in baselines.items():
         on_strategy(name, len(allocations) / count)
         targets = jnp.asarray(baseline(y[first:] if name in WITHOUT_HISTORY else y))
         targets = targets[-market.horizon :]
-        sound = np.asarray(on_simplex(targets, tolerance=1e-3))
-        if not sound.all():
-            row = int(np.argmin(sound))
-            raise InputError(
-                f"baseline {name}: its allocation in period {row} is "
-                f"{np.asarray(targets[row]).round(4).tolist()}; shares must be >= 0 and sum to 1"
-            )
-        record(name, _walk_targets(targets, market, market.everything()), market)
+        require_shares(name, targets)
+        record(name, _held_shares(market, targets), market)
     relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
     accounts = {
         name: _account(shares, relatives, cost, held[name], cash=cash)
@@ -164,7 +168,13 @@ def _account(
 
 _cost_factor = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.cost_factor)(w, a))
 _walk_one = eqx.filter_jit(walk_policy)
-_walk_targets = eqx.filter_jit(walk_targets)
+
+
+@eqx.filter_jit
+def _held_shares(market: Market, targets: Allocation) -> Allocation:
+    """Move the shares of unlisted instruments to the others in every period."""
+    days = jnp.arange(market.horizon)
+    return jax.vmap(market.tradable, in_axes=(None, 0, 0))(market.everything(), days, targets)
 
 
 def backtest_with_baselines(

@@ -158,10 +158,10 @@ class PortfolioDomain(Domain):
         """Validate and describe a price file."""
         if options.prices is None:
             raise InputError("--allow-jumps needs a price file; give --prices FILE")
-        from apportion.domains.portfolio.prices import read_prices
+        from apportion.domains.portfolio.prices import load_prices
         from apportion.domains.portfolio.run import CheckedPrices
 
-        prices = read_prices(options.prices, allow_jumps=all_or_named(options.allow_jumps))
+        prices = load_prices(options.prices, allow_jumps=all_or_named(options.allow_jumps))
         return CheckedPrices(options.prices, prices)
 
     def demonstrate(self, seed: int, progress: "Progress") -> Demonstration:
@@ -191,11 +191,11 @@ def _own_prices(run: "Run", given: Path | None, allow_jumps: tuple[str, ...] | N
 
     Moves that were accepted for training remain accepted for the training prices.
     """
-    from apportion.domains.portfolio.prices import read_prices
+    from apportion.domains.portfolio.prices import load_prices
 
     allow_jumps = all_or_named(allow_jumps)
     if given is not None:
-        return read_prices(given, allow_jumps=allow_jumps)
+        return load_prices(given, allow_jumps=allow_jumps)
     own = run.settings.get("prices")
     allowed = (*(allow_jumps or ()), *run.settings.get("allow_jumps", ()))
-    return read_prices(Path(own) if own else None, allow_jumps=allowed)
+    return load_prices(Path(own) if own else None, allow_jumps=allowed)

@@ -10,14 +10,12 @@ mu (1 - c a_0) = 1 - c w_0 - (2c - c^2) sum_{i>=1} (w_i - mu a_i)^+, where entit
 no commission; without cash, w_0 = a_0 = 0. The two differ by less than 2c^2.
 """
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
@@ -308,27 +306,14 @@ def _rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple
     The row of a period is that of its closing price; the decision is made at the previous close.
     """
     days = len(prices.dates)
-    if days <= window:
-        raise InputError(
-            f"prices: {days} days leave no period after a window of {window}; give more days or "
-            "a shorter window"
-        )
     first = window if start is None else prices.row(start)
     last = days - 1 if end is None else prices.row(day_after(end)) - 1
-    if first >= days:
+    if not window <= first <= last:
+        possible = f"; the first can end on {prices.dates[window]}" if days > window else ""
         raise InputError(
-            f"start {start} is after the last day of the prices, {prices.dates[-1]}; choose an "
-            "earlier start"
-        )
-    if first < window:
-        raise InputError(
-            f"start {start} has {first} days of history before it, but the window is {window}; "
-            f"choose {prices.dates[window]} or later"
-        )
-    if last < first:
-        raise InputError(
-            f"no trading day lies between {start or prices.dates[first]} and {end}; the prices run "
-            f"from {prices.dates[0]} to {prices.dates[-1]}"
+            f"prices: no period between {start or prices.dates[0]} and {end or prices.dates[-1]} has a "
+            f"window of {window} days before it{possible}; give more days than these {days}, other dates "
+            "or a shorter window"
         )
     return first, last
 
@@ -362,8 +347,18 @@ def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = 64) 
         seen = market.observe(task, Holding(n, market.equal(task)))
         return policy.encode(seen.history, seen.scored(task.mask))
 
+    def period(before, day):
+        n, features = day
+        seen = market.observe(task, Holding(n, before))
+        wanted = policy.allocate(features, before, seen.scored(task.mask), seen.bounds)
+        allocation = market.tradable(task, n, wanted)
+        growth, after = market.grow(task, n, allocation)
+        factor = market.cost_factor(task, before, allocation)
+        turnover = jnp.abs(allocation - before).sum()
+        return after, (allocation, growth, factor, turnover)
+
     features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
-    return _walk(policy.allocate, features, market, task)
+    return Walk(*jax.lax.scan(period, market.equal(task), (days, features))[1])
 
 
 def growth_and_sharpe(
@@ -376,29 +371,6 @@ def growth_and_sharpe(
     mean = simple.sum(-1) / days
     variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
     return growth * TRADING_DAYS, mean / jnp.sqrt(variance) * TRADING_DAYS**0.5
-
-
-def walk_targets(targets: Float[Array, "time entities"], market: Market, task: Task) -> Walk:
-    """Follow target allocations, one row per period of the horizon.
-
-    Shares of unlisted instruments move to the others in proportion.
-    """
-    return _walk(lambda target, held, mask, bounds: target, targets, market, task)
-
-
-def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> Walk:
-    def period(before, day):
-        n, features = day
-        seen = market.observe(task, Holding(n, before))
-        wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
-        allocation = market.tradable(task, n, wanted)
-        growth, after = market.grow(task, n, allocation)
-        factor = market.cost_factor(task, before, allocation)
-        turnover = jnp.abs(allocation - before).sum()
-        return after, (allocation, growth, factor, turnover)
-
-    days = (jnp.arange(market.horizon), features)
-    return Walk(*jax.lax.scan(period, market.equal(task), days)[1])
 
 
 @eqx.filter_jit

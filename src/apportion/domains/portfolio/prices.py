@@ -8,8 +8,9 @@ not import JAX.
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,52 +23,29 @@ from apportion.errors import InputError, optional_import, reading
 
 Day = str | np.datetime64 | None
 """A day, such as 2019-01-02, or None."""
-_LEAST_DAYS = 33
-_LEAST_TICKERS = 2
-_LARGEST_GAP = np.timedelta64(366, "D")
+_LEAST_DAYS, _LEAST_TICKERS = 33, 2
+_LARGEST_GAP, _LARGEST_MEAN_GAP = 366, 2.0
+"""Days between two daily prices, at most and on average."""
 _RECENT_DAYS = 5
 """Last trading days within which a missing price suggests a truncated file."""
-_LARGEST_MEDIAN_GAP = np.timedelta64(3, "D")
-"""Largest median gap between two days of daily prices."""
 _PRICE_RANGE = (1e-30, 1e30)
 """Prices that single precision can represent and divide."""
 _ROUNDING = 1e-3
 """Relative tolerance for a close above the high or below the low."""
-_SPLITS = (
-    (2, 1),
-    (3, 1),
-    (4, 1),
-    (5, 1),
-    (10, 1),
-    (20, 1),
-    (100, 1),
-    (3, 2),
-    (5, 4),
-    (8, 5),
-    (7, 4),
-)
-_UNUSUAL_FALL, _UNUSUAL_RISE = 0.36, 0.5
-"""Unusual log moves relative to the other instruments: a fall of 30 %, a rise of 65 %."""
-_QUIET_FALL = 0.186
-"""Unusual fall on ordinary volume: 17 %."""
-_IMPOSSIBLE_MOVE = np.log(5)
-"""Log move that is an error at any volume, such as one from pence to pounds."""
-_MARKET_VOLUME_RATIO = 2.5
-"""Relative volume above which a move is attributed to the market."""
+_SPLITS = (2, 3, 4, 5, 10, 20, 100, 3 / 2, 5 / 4, 8 / 5, 7 / 4)
+_UNUSUAL_MOVES = {"unknown": (0.36, 0.5), "usual": (0.186, 0.5), "high": (0.6, 0.6)}
+"""Log falls and rises, relative to the other instruments, that are unusual, by the volume: 30 % and 65 %;
+17 % and 65 %; at high volume, which shows that the market made the move, 45 % and 82 %."""
+_SMALLEST_MOVE = 0.09
+"""Log move below which none is unusual."""
+_HIGH_VOLUME_RATIO = 2.5
+"""Ratio to the usual volume above which it is high."""
 _LARGEST_MARKET_MOVE = 0.15
 """Bound on the log move of the market, because all instruments may change their unit on one day."""
 _READ_FIELDS = ("close", "adj close", "high", "low", "volume")
-_YFINANCE_FIELDS = {
-    *_READ_FIELDS,
-    "open",
-    "dividends",
-    "stock splits",
-    "capital gains",
-    "repaired?",
-}
 _NOT_TICKERS = {"", "close", "adj close", "volume"}
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
-_ISO_DAY = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
+_DAY = r"\d{4}-\d\d-\d\d(?:[T ]00:00(?::00(?:\.0*)?)?(?: ?[Z+-].*)?)?"
 _EXPECTED = (
     "give a CSV with commas and decimal points, or Parquet: days such as 2019-01-02 in the first column "
     "and a column of closes for each ticker; columns date, ticker and close, and perhaps high and low "
@@ -119,8 +97,8 @@ class Prices:
         """Daily moves that look like an unadjusted split or an error.
 
         These are falls of more than 30 % and rises of more than 65 % relative to the median of the other
-        instruments. If the file has volumes, they include falls of 17 % on ordinary volume, and exclude
-        moves on unusually high volume, which the market made.
+        instruments. If the file has volumes, they include falls of 17 % on ordinary volume. On unusually
+        high volume the market made the move, unless the price halved or almost doubled.
 
         Examples
         --------
@@ -129,40 +107,30 @@ class Prices:
         >>> str(prices.jumps[0])
         'AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)'
         """
-        relatives = self.relatives()
-        ratios = np.array([*_SPLITS, *(split[::-1] for split in _SPLITS)])
+        moves = np.log(self.relatives())
         found: list[Jump] = []
-        for row, column in np.argwhere(np.abs(np.log(relatives)) > _QUIET_FALL / 2):
-            relative, others = relatives[row, column], np.delete(relatives[row], column)
-            market = float(np.log(np.median(others))) if len(others) else 0.0
-            beyond = np.log(relative) - np.clip(market, -_LARGEST_MARKET_MOVE, _LARGEST_MARKET_MOVE)
-            traded = self._relative_volume(relatives[row : row + 2, column], row, column)
-            quiet = traded <= _MARKET_VOLUME_RATIO
-            if -(_QUIET_FALL if quiet else _UNUSUAL_FALL) < beyond < _UNUSUAL_RISE:
-                continue
-            if traded > _MARKET_VOLUME_RATIO and abs(beyond) < _IMPOSSIBLE_MOVE:
-                continue
-            off = np.abs(relative * ratios[:, 0] / ratios[:, 1] - 1)
-            one, other = ratios[off.argmin()].tolist()
-            split = (one, other) if off.min() <= 0.05 else None
-            day = str(self.dates[row])
-            found.append(Jump(self.tickers[column], day, float(relative - 1), split))
+        for row, column in np.argwhere(np.abs(moves) > _SMALLEST_MOVE).tolist():
+            move = float(moves[row, column])
+            market = float(np.median(np.delete(moves[row], column)))
+            beyond = move - np.clip(market, -_LARGEST_MARKET_MOVE, _LARGEST_MARKET_MOVE)
+            fall, rise = _UNUSUAL_MOVES[self._kind_of_volume(moves, row, column)]
+            if not -fall < beyond < rise:
+                found.append(Jump(self.tickers[column], str(self.dates[row]), move))
         return found
 
-    def _relative_volume(self, relatives: np.ndarray, row: int, column: int) -> float:
-        """Return the money traded relative to the median; NaN if it is unknown or the move is an error.
-
-        `relatives` are the relatives of the day of the move and the next day.
-        """
-        if self.volume is None or row < 20 or len(relatives) < 2:
-            return np.nan
-        move, after = np.abs(np.log(relatives))
-        usual = float(np.median(self.volume[max(row - 60, 0) : row, column]))
-        # An error is reversed on the next day.
-        if abs(after - move) < 0.5 * move or not usual > 0:
-            return np.nan
+    def _kind_of_volume(self, moves: np.ndarray, row: int, column: int) -> str:
+        """Compare the money traded on a day with the median: "usual", "high" or "unknown"."""
+        if self.volume is None or not 20 <= row < len(moves) - 1:
+            return "unknown"
+        move, after = moves[row : row + 2, column]
+        usual = np.median(self.volume[max(row - 60, 0) : row, column])
         # After a split of 10:1 the same money trades ten times as many units.
-        return float(self.volume[row, column] * min(relatives[0], 1.0)) / usual
+        traded = self.volume[row, column] * min(np.exp(move), 1.0)
+        # An error is reversed on the next day.
+        is_reversed = abs(abs(after) - abs(move)) < 0.5 * abs(move)
+        if is_reversed or not usual > 0 or np.isnan(traded):
+            return "unknown"
+        return "high" if traded > _HIGH_VOLUME_RATIO * usual else "usual"
 
     def values(self) -> np.ndarray:
         """Return all series as one array, (time, universe, channels)."""
@@ -198,7 +166,7 @@ class Prices:
         unknown = [ticker for ticker in tickers if ticker not in places]
         if unknown:
             raise InputError(
-                f"prices: ticker {unknown[0]} is not among the {len(self.tickers)} in the data; "
+                f"prices: ticker {unknown[0]!r} is not among the {len(self.tickers)} in the data; "
                 f"the first are {', '.join(self.tickers[:5])}"
             )
         columns = [places[ticker] for ticker in tickers]
@@ -248,52 +216,6 @@ def day_after(day: str | np.datetime64) -> np.datetime64:
     return as_day(day) + np.timedelta64(1, "D")
 
 
-def read_prices(path: Path | None, *, allow_jumps: Sequence[str] | None = None) -> Prices:
-    """Read a price file and reject unusual daily moves.
-
-    Parameters
-    ----------
-    path : Path or None
-        CSV or Parquet file (see `load_prices`). None returns the embedded stocks.
-    allow_jumps : sequence of str, optional
-        Moves to accept, each as TICKER:DAY; "all" accepts every move.
-
-    Returns
-    -------
-    Prices
-        The validated prices.
-
-    Raises
-    ------
-    InputError
-        If the file is invalid, or contains a move that is neither accepted nor explained by its volume.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "prices.csv"
-    >>> days = pd.bdate_range("2024-01-01", periods=40, name="date")
-    >>> pd.DataFrame({"A": 10.0, "B": 20.0}, days).to_csv(file)
-    >>> read_prices(file).tickers
-    ('A', 'B')
-    """
-    if path is None:
-        return embedded_prices()
-    prices = load_prices(path)
-    allowed = allow_jumps or ()
-    if "all" in allowed:
-        return prices
-    jumps = [jump for jump in prices.jumps if jump.name not in allowed]
-    if jumps:
-        more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
-        raise InputError(
-            f"{path}: prices move too far in one day: {', '.join(map(str, jumps[:4]))}{more}; give prices "
-            f"that are adjusted for splits and free of errors, or --allow-jumps {jumps[0].name} to accept "
-            "a move (without a name, all moves)"
-        )
-    return prices
-
-
 def check_last_day(prices: Prices) -> None:
     """Raise InputError if an instrument has a recent price but none on the last day.
 
@@ -321,8 +243,8 @@ class Jump:
 
     ticker: str
     day: str
-    change: float
-    split: tuple[int, int] | None
+    move: float
+    """Log of the price relative."""
 
     @property
     def name(self) -> str:
@@ -330,49 +252,80 @@ class Jump:
         return f"{self.ticker}:{self.day}"
 
     def __str__(self) -> str:
-        looks = f" (looks like a split of {self.split[0]}:{self.split[1]})" if self.split else ""
-        return f"{self.ticker} {self.change:+.1%} on {self.day}{looks}"
+        factor = np.exp(abs(self.move))
+        split = min(_SPLITS, key=lambda ratio: abs(factor / ratio - 1))
+        looks = ""
+        if abs(factor / split - 1) <= 0.05:
+            ratio = Fraction(split).limit_denominator(5).as_integer_ratio()
+            one, other = ratio if self.move < 0 else ratio[::-1]
+            looks = f" (looks like a split of {one}:{other})"
+        return f"{self.ticker} {np.expm1(self.move):+.1%} on {self.day}{looks}"
 
 
-def load_prices(path: str | Path) -> Prices:
+def load_prices(path: str | Path | None, *, allow_jumps: Sequence[str] | None = None) -> Prices:
     """Read and validate a price file.
 
     Parameters
     ----------
-    path : str or Path
+    path : str, Path or None
         CSV or Parquet file: wide, with days in the first column and a column of closes for each ticker;
         long, with columns date, ticker, close and optionally high, low and volume; or with two levels of
         names, as yfinance writes them. Other fields are ignored. Adjusted closes ("adj close") replace the
-        closes, and highs and lows are adjusted by the same factor.
+        closes, and highs and lows are adjusted by the same factor. None returns the embedded stocks.
+    allow_jumps : sequence of str, optional
+        Daily moves to accept although they look like unadjusted splits or errors (see `Prices.jumps`),
+        each as TICKER:DAY; "all" accepts every move.
+
+    Returns
+    -------
+    Prices
+        The validated prices.
 
     Raises
     ------
     InputError
         If the file is invalid; the message names the file, the place and a remedy.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "prices.csv"
+    >>> days = pd.bdate_range("2024-01-01", periods=40, name="date")
+    >>> pd.DataFrame({"A": 10.0, "B": 20.0}, days).to_csv(file)
+    >>> load_prices(file).tickers
+    ('A', 'B')
     """
+    if path is None:
+        return embedded_prices()
     path = require_file(path, "a CSV or Parquet file of daily prices")
     with reading(path, _EXPECTED):
         parquet = path.suffix.lower() in (".parquet", ".pq")
         prices = _parse(_read_parquet(path) if parquet else _read_csv(path), str(path))
-    gaps = np.diff(prices.dates)
-    if len(gaps) and np.median(gaps) > _LARGEST_MEDIAN_GAP:
+    days = prices.dates
+    gaps = np.diff(days).astype(int)
+    mean, largest = gaps.sum() / max(len(gaps), 1), gaps.max(initial=0)
+    if len(days) < _LEAST_DAYS or mean > _LARGEST_MEAN_GAP or largest > _LARGEST_GAP:
+        after = f" after {days[gaps.argmax()]}" if len(gaps) else ""
         raise InputError(
-            f"{path}: its dates are {np.median(gaps)} apart in the median; give daily prices, because "
-            "annual numbers assume 252 days per year"
-        )
-    if len(prices.dates) < _LEAST_DAYS or gaps.max() > _LARGEST_GAP:
-        last = int(gaps.argmax()) if len(gaps) else 0
-        raise InputError(
-            f"{path}: {len(prices.dates)} days found, none between {prices.dates[last]} and "
-            f"{prices.dates[min(last + 1, len(gaps))]}; at least {_LEAST_DAYS} are needed without a gap of "
-            "a year, so give a longer history or correct the dates"
+            f"{path}: {len(days)} days found, {mean:.3g} days apart on average and at most {largest}"
+            f"{after}; give at least {_LEAST_DAYS} daily prices without a gap of a year, because annual "
+            "numbers assume 252 days per year"
         )
     priced = (~np.isnan(prices.close)).sum(1)
     if priced.min() < _LEAST_TICKERS:
         few = int((priced < _LEAST_TICKERS).argmax())
         raise InputError(
-            f"{path}: {priced[few]} tickers have a price on {prices.dates[few]}; at least "
-            f"{_LEAST_TICKERS} are needed on every day, so cut such days off or add tickers"
+            f"{path}: {priced[few]} tickers have a price on {days[few]}; at least {_LEAST_TICKERS} are "
+            "needed on every day, so cut such days off or add tickers"
+        )
+    allowed = allow_jumps or ()
+    jumps = [] if "all" in allowed else [jump for jump in prices.jumps if jump.name not in allowed]
+    if jumps:
+        more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
+        raise InputError(
+            f"{path}: prices move too far in one day: {', '.join(map(str, jumps[:4]))}{more}; give prices "
+            f"that are adjusted for splits and free of errors, or --allow-jumps {jumps[0].name} to accept "
+            "a move (without a name, all moves)"
         )
     return prices
 
@@ -383,7 +336,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     text = pd.read_csv(path, dtype=str, encoding="utf-8-sig", **plain).fillna("")
     rows = text.head(3).to_numpy().tolist()
     names, headers = pd.Index(rows[0], dtype=object), 1
-    data = len(rows) < 3 or re.fullmatch(_ISO_DAY, rows[1][0])
+    data = len(rows) < 3 or re.match(_DAY, rows[1][0])
     if not data and _field_level(rows[0][1:], rows[1][1:]) is not None:
         names = pd.MultiIndex.from_arrays(rows[:2])
         # pandas writes the name of the index in a separate row.
@@ -415,7 +368,7 @@ def _field_level(*levels: Sequence[str]) -> int | None:
     """Return the level of yfinance's column names that has the fields, or None."""
     for level, names in enumerate(levels):
         fields = set(map(_field, names))
-        if "close" in fields and fields <= _YFINANCE_FIELDS:
+        if "close" in fields and not fields & {"date", "ticker"}:
             return level
     return None
 
@@ -426,7 +379,6 @@ def _to_long(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     levels = [
         [str(name).strip() for name in columns.get_level_values(i)] for i in range(columns.nlevels)
     ]
-    _refuse_names([name for level in levels for name in level], source)
     tickers, fields = levels[0], ["close"] * len(columns)
     long = len(levels) == 1 and "ticker" in map(_field, tickers)
     if len(levels) > 1:
@@ -440,9 +392,8 @@ def _to_long(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     # LOW is a ticker, unless there is also a column HIGH.
     wrong = not long and (set(names[1:]) & _NOT_TICKERS or {"high", "low"} <= set(names[1:]))
     if repeated or wrong or not complete:
-        listed = ", ".join(tickers[:8])
         raise InputError(
-            f"{source}: the columns {listed} match none of the layouts or repeat a name; {_EXPECTED}"
+            f"{source}: the columns {tickers[:8]} match none of the layouts or repeat a name; {_EXPECTED}"
         )
     if long:
         return frame.set_axis(pd.Index(names, dtype=object), axis=1)
@@ -456,46 +407,19 @@ def _to_long(frame: pd.DataFrame, source: str) -> pd.DataFrame:
 def _refuse_cells(column: Any, bad: Any, what: str, way_out: str, source: str) -> None:
     if bad.any():
         row = int(np.argmax(bad))
+        value = str(column.iloc[row])[:40]
         raise InputError(
-            f'{source}: "{column.iloc[row]}" at {column.index.name} {column.index[row]} is {what}; '
-            f"{way_out}"
+            f"{source}: {value!r} at {column.index.name} {column.index[row]} is {what}; {way_out}"
         )
 
 
-def _refuse_names(names: Iterable[str], source: str) -> None:
-    """Raise InputError for names with line breaks and names that a spreadsheet would evaluate."""
-    for name in names:
-        if not name.isprintable() or name.startswith(("=", "+", "-", "@")):
-            raise InputError(
-                f"{source}: {name!r} is no ticker; write it in one line, and not with =, +, - or @ in "
-                "front, which a spreadsheet evaluates as a formula"
-            )
-
-
-def _days(column: Any, source: str) -> np.ndarray:
-    """Convert a column to datetime64[D]; drop UTC offsets, because days are the exchange's."""
-    text = column.fillna("").astype(str).str.strip()
-    if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        days = column.dt.tz_localize(None)
-    else:
-        iso = text.where(text.str.fullmatch(_ISO_DAY)).str[:10]
-        days = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
-    _refuse_cells(text, days.isna(), "no date", _EXPECTED, source)
-    # A time of day may belong to another day at the exchange: 15:00 in UTC is midnight in Tokyo.
-    later = text.str.contains(r"[T ](?!00:?(?:00)?(?::?00(?:\.0*)?)?(?:[Z +-]|$))")
-    way_out = "write the exchange's own day without a time, so that no zone can move it"
-    _refuse_cells(text, later, "a time of day", way_out, source)
-    found = days.to_numpy().astype("datetime64[D]")
-    # Allow one day, because the date differs between time zones.
-    late = found > np.datetime64("today") + 1
-    _refuse_cells(text, late, "in the future", "correct the date, or leave out forecasts", source)
-    return found
+def _text(column: Any) -> Any:
+    return column.fillna("").astype(str).str.strip()
 
 
 def _numbers(column: Any, source: str) -> np.ndarray:
     """Convert a column to floats, NaN if a value is missing."""
-    if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
-        # As text, because pandas converts True to 1.
+    if not pd.api.types.is_numeric_dtype(column.dtype):
         column = column.astype(str)
         column = column.where(~column.isin(_MISSING))
     values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
@@ -506,15 +430,22 @@ def _numbers(column: Any, source: str) -> np.ndarray:
 
 def _parse(frame: pd.DataFrame, source: str) -> Prices:
     """Validate a table in one of the three layouts; adjust highs and lows by the factor of the closes."""
-    if not len(frame):
-        raise InputError(f"{source}: has no rows; give a row for each day")
     frame = _to_long(frame, source)
-    days = _days(frame["date"], source)
-    who = frame["ticker"].fillna("").astype(str).str.strip()
-    _refuse_cells(who, who == "", "no ticker", "name the instrument", source)
-    _refuse_names(who.unique(), source)
+    # Without a time of day: 15:00 in UTC is the next day in Tokyo.
+    text = _text(frame["date"])
+    iso = text.where(text.str.fullmatch(_DAY)).str[:10]
+    parsed = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
+    # The date differs between time zones by a day.
+    wrong = ~(parsed <= pd.Timestamp.now() + pd.Timedelta(days=1))
+    way_out = "write past days of the exchange such as 2019-01-02, without a time of day"
+    _refuse_cells(text, wrong, "no day of trading", way_out, source)
+    days = parsed.to_numpy().astype("datetime64[D]")
+    who = _text(frame["ticker"])
+    wrong = ~who.map(lambda name: name.isprintable() and name[:1] not in ("", *"=+-@"))
+    way_out = "write a name in one line, and not with =, +, - or @ in front, as a formula has"
+    _refuse_cells(who, wrong, "no ticker", way_out, source)
     if "currency" in frame:
-        currency = frame["currency"].fillna("").astype(str).str.strip()
+        currency = _text(frame["currency"])
         changes = currency != currency.groupby(who).transform("first")
         way_out = f"the currency of {who[changes].head(1).sum()} changes; convert all prices to one"
         _refuse_cells(currency, changes, "another currency", way_out, source)

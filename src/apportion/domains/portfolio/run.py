@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.prices import Prices, read_prices
+from apportion.domains.portfolio.prices import Prices, load_prices
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def prepare_run(settings: PortfolioJob) -> "PreparedJob":
     """Read and validate the prices, and drop the days from `until` on."""
-    prices = read_prices(settings.prices, allow_jumps=settings.allow_jumps)
+    prices = load_prices(settings.prices, allow_jumps=settings.allow_jumps)
     known = prices if settings.until is None else prices.until(settings.until)
     if not len(known.dates):
         raise InputError(

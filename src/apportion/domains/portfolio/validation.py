@@ -27,7 +27,7 @@ from apportion.domains.portfolio.training import (
     train_portfolio_runs,
     training_market,
 )
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.tasks import Task
 from apportion.training import Chunk, Chunks, OnChunk
@@ -111,18 +111,9 @@ class Choice:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Choice":
         """Restore a choice from `to_dict`; raise InputError if the values are invalid."""
-        try:
-            table = pd.DataFrame(values["table"])
-            k, eta, steps = float(values["k"]), float(values["eta"]), int(values["steps"])
-        except (KeyError, TypeError, ValueError, OverflowError):
-            k = eta = steps = -1
-            table = pd.DataFrame()
-        named = {"k", "eta", "steps", "sharpe_gain"} <= set(table.columns)
-        if not (0 <= k <= 1 and 0 <= eta <= 1 and steps >= 0 and named):
-            raise InputError(
-                "choice.json: not a valid choice; remove it, and resuming the run repeats the selection"
-            )
-        return cls(k, eta, steps, table)
+        with reading("choice.json", "remove it, and resuming the run repeats the selection"):
+            k, eta, steps = (values[name] for name in ("k", "eta", "steps"))
+            return cls(float(k), float(eta), int(steps), pd.DataFrame(values["table"]))
 
     def _gain(self, k: float, eta: float) -> float:
         same = (self.table.k == k) & (self.table.eta == eta) & (self.table.steps == self.steps)
