@@ -70,7 +70,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     *of(
         "portfolio",
         ("no such strategy", "certify run --against lazy", "did you mean lazy-crp?"),
-        ("a market, bound", f"{LAZY} --data p.csv --bound -1", "bounds 1 and -1"),
+        ("a market, bound", f"{LAZY} --data p.csv --bound -1", "--bound is -1"),
         files=PRICES,
     ),
     *of(

@@ -13,6 +13,8 @@ from refusals import WIDE, assert_refused, cases, cell, finished, of
     ("study, scale", "study fig1 --out out --scale big", 'Choose from: "quick", "paper"'),
     ("study, address", "study fig1 --out out --address a", "needs --on ray"),
     ("study, processes", "study fig1 --out out --processes 0", "processes is 0"),
+    ("study, drawn in processes", "study fig1 --out out --processes 2 --draw", "omit --draw"),
+    ("study, on Ray in processes", "study fig1 --out out --processes 2 --on ray", "omit --on ray"),
     ("study, no prices", "study fig2 --out out --prices p.csv", "p.csv: no such file"),
     ("study, bad digits", "study fig6 --out out --images m.npz", "m.npz", {"m.npz": "x"}),
     ("study among others", "study fig1 --out d", "files, such as t.csv", {"d/t.csv": "mine"}),

@@ -174,8 +174,8 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
     [
         ("", "--against requires an argument"),
         ("--against nobody", "there is no baseline 'nobody'"),
-        ("--against chance --alpha 0", "alpha is 0; it must be above 0 and below 1"),
-        ("--against chance --block 0", "block is 0; it must be at least 1 period"),
+        ("--against chance --alpha 0", "--alpha is 0; it must be above 0 and below 1"),
+        ("--against chance --block 0", "--block is 0; it must be at least 1 period"),
         ("--against chance --out {}/file", "is a file; choose a folder"),
         ("--against chance --out /proc/new", "is not writable"),
     ],
