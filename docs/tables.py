@@ -663,9 +663,7 @@ def flower_trials() -> str:
         wide = own.pivot(index="seed", columns="strategy", values="level")
         half = wide.std() * t.ppf(0.975, len(wide) - 1) / len(wide) ** 0.5
         digits = 2 if str(trial).startswith("regression") else 1
-        shown = {
-            name: f"{wide[name].mean():.{digits}f} ± {half[name]:.{digits}f}" for name in wide
-        }
+        shown = {name: f"{wide[name].mean():.{digits}f} ± {half[name]:.{digits}f}" for name in wide}
         rows.append([str(trial), *(shown.get(name, "") for name in strategies)])
     note = f"Mean and 95 % interval over {table['seed'].nunique()} seeds, made by `{about['command']}`."
     return f"{markdown_table(['', *strategies], rows)}\n\n{note}"
