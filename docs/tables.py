@@ -596,8 +596,6 @@ def flower() -> str:
     """Flower's own strategies beside ours: means over seeds, and the paired gain over FedAvg."""
     table = pd.read_csv(RESULTS / "flower" / "table.csv")
     here = table[table["how"] == "in process"]
-    # Measured for a policy that is no longer shipped.
-    here = here[here["strategy"] != "LearnedAggregation, no samples"]
     wide = here.pivot(index=["kind", "seed"], columns="strategy", values="accuracy")
     names = list(dict.fromkeys(here["strategy"]))
     means = wide.groupby("seed").mean()
