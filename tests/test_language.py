@@ -7,9 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REFUSED = re.compile(r"\b(told|anew|nobody|whoever|everybody|hence)\b", re.IGNORECASE)
-NOT_YET_CLEAN = (
-    "packages/studies/src/apportion_studies/theory/bound.py",
-)
+NOT_YET_CLEAN = ("packages/studies/src/apportion_studies/theory/bound.py",)
 
 
 def refused_in_code(source):
