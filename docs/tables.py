@@ -596,8 +596,6 @@ def flower() -> str:
     """Flower's own strategies beside ours: means over seeds, and the paired gain over FedAvg."""
     table = pd.read_csv(RESULTS / "flower" / "table.csv")
     here = table[table["how"] == "in process"]
-    # Measured for a policy that is no longer shipped.
-    here = here[here["strategy"] != "LearnedAggregation, no samples"]
     wide = here.pivot(index=["kind", "seed"], columns="strategy", values="accuracy")
     names = list(dict.fromkeys(here["strategy"]))
     means = wide.groupby("seed").mean()
@@ -654,35 +652,19 @@ def flower_circumstances() -> str:
     return f"{markdown_table(['', *methods], rows)}\n\n{note}"
 
 
-def flower_troubles() -> str:
-    """Clients in trouble in real Flower: FedAvg's mean accuracy and ours, by the number of clients."""
-    # One of the troubles is NaN.
-    table = pd.read_csv(RESULTS / "flower_troubles" / "table.csv", keep_default_na=False)
-    wide = table[table["how"] == "in process"].pivot(
-        index=["data", "model", "trouble", "clients", "seed"],
-        columns="strategy",
-        values="accuracy",
-    )
-    means = wide.groupby(level=[0, 1, 2, 3], sort=False).mean()
-    crowds = sorted(set(table["clients"]))
-    rows = []
-    for key in dict.fromkeys(place[:3] for place in means.index):
-        pairs = [means.loc[(*key, clients)] for clients in crowds]
-        found = [f"{share(own.FedAvg)} → {share(own.LearnedAggregation)}" for own in pairs]
-        rows.append([*key, *found])
-    gains = means["LearnedAggregation"] - means["FedAvg"]
-    worst = gains.idxmin()
-    seeds = table["seed"].nunique()
-    about = json.loads((RESULTS / "flower_troubles" / "about.json").read_text())
-    note = (
-        f"Accuracies of FedAvg → of the policy, {'one seed' if seeds == 1 else f'{seeds} seeds'}. The "
-        f"policy is below FedAvg by at most {-gains.min():.3f} ({worst[0]}, {worst[1]}, {worst[2]}, "
-        f"{worst[3]} clients) and level or ahead in {(gains >= 0).sum()} of {len(gains)}. Flower "
-        f"{about['versions']['flwr']}, torch {about['versions']['torch']}, made by "
-        f"`{about['command']}`."
-    )
-    heads = ["data", "model", "trouble", *(f"{clients} clients" for clients in crowds)]
-    return f"{markdown_table(heads, rows)}\n\n{note}"
+def flower_trials() -> str:
+    """Mean level of every strategy in each trial, with intervals over seeds."""
+    table = pd.read_csv(RESULTS / "flower_trials" / "table.csv")
+    about = json.loads((RESULTS / "flower_trials" / "about.json").read_text())
+    strategies, rows = sorted(set(table["strategy"]), key=list(table["strategy"]).index), []
+    for trial, own in table.groupby("trial", sort=False):
+        wide = own.pivot(index="seed", columns="strategy", values="level")
+        half = wide.std() * t.ppf(0.975, len(wide) - 1) / len(wide) ** 0.5
+        digits = 2 if str(trial).startswith("regression") else 1
+        shown = {name: f"{wide[name].mean():.{digits}f} ± {half[name]:.{digits}f}" for name in wide}
+        rows.append([str(trial), *(shown.get(name, "") for name in strategies)])
+    note = f"Mean and 95 % interval over {table['seed'].nunique()} seeds, made by `{about['command']}`."
+    return f"{markdown_table(['', *strategies], rows)}\n\n{note}"
 
 
 def share(value: float) -> str:
@@ -770,7 +752,7 @@ TABLES: dict[str, Callable[[], str]] = {
         all_studies, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
         federations_attacked, aggregator_training, flower, flower_circumstances,
-        flower_troubles, garage_loop,
+        flower_trials, garage_loop,
     )
 }  # fmt: skip
 

@@ -43,8 +43,10 @@ def test_the_test_set_becomes_the_servers(tmp_path):
     ("changes", "words"),
     [
         ({"x_test": None}, "no array 'x_test'"),
-        ({"y_train": np.arange(5, dtype=np.uint8)}, "one label for each of the 6"),
+        ({"y_train": np.arange(5, dtype=np.uint8)}, "a label for each"),
         ({"x_train": np.zeros((6, 4, 5), np.uint8)}, "square images"),
+        ({"x_test": np.zeros((3, 5, 5), np.uint8)}, "square images of one size"),
+        ({"y_test": np.array(7, np.uint8)}, "square images of one size"),
         ({"y_test": np.array([7, 8, 10**6])}, "from 7 to 1000000"),
         ({"x_test": np.zeros((3, 4, 4), np.float32)}, "whole numbers"),
         ({"y_train": np.array([{}] * 6, object)}, "not a readable npz"),

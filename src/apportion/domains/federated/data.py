@@ -126,29 +126,23 @@ def load_images(path: Path | str) -> Digits:
     except Exception as error:
         # NumPy, zip and zlib raise errors of their own for files they cannot read.
         raise InputError(f"{path}: is not a readable npz of plain arrays ({error})") from error
+    square = 2 * arrays["x_train"].shape[-1:]
+    classes = min(1000, arrays["y_train"].size + arrays["y_test"].size)
     for part in ("train", "test"):
         images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if images.ndim != 3 or images.shape[1] != images.shape[2] or len(images) == 0:
+        if images.shape != (*labels.shape, *square) or images.ndim != 3 or images.size == 0:
             raise InputError(
-                f"{path}: x_{part} has shape {images.shape}; square images (count, side, side) are needed"
+                f"{path}: x_{part} has shape {images.shape} and y_{part} {labels.shape}; square images of "
+                "one size (count, side, side) and a label for each are needed"
             )
-        if labels.shape != (len(images),):
-            raise InputError(
-                f"{path}: y_{part} has shape {labels.shape}; one label for each of the {len(images)} "
-                "images is needed"
-            )
-        classes = min(1000, len(arrays["y_train"]) + len(arrays["y_test"]))
         for name, highest in ((f"x_{part}", 255), (f"y_{part}", classes - 1)):
             array = arrays[name]
-            if not np.issubdtype(array.dtype, np.integer):
-                raise InputError(f"{path}: {name} holds {array.dtype}; whole numbers are needed")
-            if array.min() < 0 or array.max() > highest:
+            whole = np.issubdtype(array.dtype, np.integer)
+            if not whole or array.min() < 0 or array.max() > highest:
+                values = f"values from {array.min()} to {array.max()}" if whole else array.dtype
                 raise InputError(
-                    f"{path}: {name} holds values from {array.min()} to {array.max()}; they must be "
-                    f"0 to {highest}"
+                    f"{path}: {name} holds {values}; whole numbers from 0 to {highest} are needed"
                 )
-    if arrays["x_train"].shape[1] != arrays["x_test"].shape[1]:
-        raise InputError(f"{path}: x_train and x_test differ in size; both must be equal squares")
     images = np.concatenate([arrays["x_train"], arrays["x_test"]]).astype(np.float32) / 255
     labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int32)
     if labels.max() == 0:
