@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from jax.flatten_util import ravel_pytree
 
@@ -410,6 +411,28 @@ def test_a_server_without_samples_is_refused():
         LearnedAggregation(labels=LABELS)
 
 
+def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
+    tables, file = models(4), tmp_path / "memory.safetensors"
+    rounds = [replies_of([table + 0.1 * n for table in tables]) for n in range(4)]
+
+    expected, _ = walk(shipped(), rounds)
+    first = shipped(checkpoint_path=file)
+    made, _ = walk(first, rounds[:2])
+    second = shipped(checkpoint_path=file)
+    kept = second.kept_model["scores"].numpy()
+    assert (kept == made).all()
+    np.testing.assert_allclose(walk(second, rounds[2:], kept)[0], expected, atol=1e-5)
+    resumed, whole = second.to_frame(), first.to_frame()
+    assert resumed["round"].tolist() == np.repeat([1, 2, 3, 4], 4).tolist()
+    pd.testing.assert_frame_equal(resumed[:8], whole)
+    assert second.summary().startswith("4 rounds, 4 clients; ")
+    ends = [first._memory.round_notes[0].accuracy, second._memory.round_notes[-1].accuracy]
+    assert f": {ends[0]:.3f} after round 1, {ends[1]:.3f} after round 4" in second.summary()
+    file.write_bytes(b"junk")
+    with pytest.raises(InputError, match="memory.safetensors"):
+        shipped(checkpoint_path=file)
+
+
 def shipped(**options):
     return LearnedAggregation(lambda arrays: arrays["scores"].numpy(), LABELS, **(NOBODY | options))
 
@@ -445,6 +468,18 @@ def test_a_score_that_does_not_do_is_refused_before_anybody_is_asked():
         strategy = LearnedAggregation(score=lambda arrays, losses=losses: losses, **NOBODY)
         with pytest.raises(InputError, match="return a loss of at least 0 for each sample"):
             begin(strategy)
+
+
+def test_the_memory_of_another_federation_is_refused(tmp_path):
+    file = tmp_path / "memory.safetensors"
+    begin(shipped(checkpoint_path=file)).aggregate_train(1, replies_of(models(3)))
+    begin(shipped(checkpoint_path=file))
+    predict = lambda arrays: arrays["scores"].numpy()  # noqa: E731
+    with pytest.raises(InputError, match="belongs to a server with other samples"):
+        LearnedAggregation(predict, LABELS[::-1], checkpoint_path=file, **NOBODY)
+    wider = {"scores": Array(TRUTH * 0), "more": Array(TRUTH)}
+    with pytest.raises(InputError, match="belongs to a model with other arrays"):
+        begin(shipped(checkpoint_path=file), ArrayRecord(wider))
 
 
 def moves(rounds, **options):
@@ -538,7 +573,7 @@ def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
         ShareGradient(loss, momentum=1.0)
 
 
-def test_noise_for_equal_weights_is_refused():
+def test_noise_for_equal_weights_is_refused(tmp_path):
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
     strategy = strategy_of()
@@ -546,6 +581,12 @@ def test_noise_for_equal_weights_is_refused():
     record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
     # Also after it has run by itself.
     strategy.start(NoNodes(), record, num_rounds=0)
+    with pytest.raises(InputError, match="noise protects an average of equal"):
+        wrapped.start(NoNodes(), record, num_rounds=1)
+    # A strategy that resumes from a file refuses it, too.
+    file = tmp_path / "memory.safetensors"
+    begin(shipped(checkpoint_path=file)).aggregate_train(1, replies_of(models(3)))
+    wrapped.strategy = shipped(checkpoint_path=file)
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
 
@@ -630,6 +671,8 @@ def test_a_saved_policy_brings_its_window(tmp_path):
         (opinionated, {"labels": [0.5, 1.0]}, "labels"),
         (opinionated, {"labels": []}, "labels"),
         (opinionated, {"max_update_ratio": 0.5}, "max_update_ratio"),
+        (opinionated, {"lables": [0]}, "no option is called 'lables'; did you mean labels?"),
+        (opinionated, {"min_train_node": 3}, "did you mean min_train_nodes?"),
         (opinionated, {"predict": False, "score": lambda arrays: [1.0]}, "either predict"),
     ],
 )

@@ -4,6 +4,7 @@ Answers are classes, or rows of scores or probabilities; for tasks other than cl
 each sample. Scores are by sample, so that neither the number nor the names of classes matter.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,6 +101,12 @@ class ServerData:
         self.name = "predict" if score is None else "score"
         self.labels = None if predict is None else _classes(labels)
         self.scale, self.usual = 1.0, np.full((), np.inf)
+
+    @property
+    def fingerprint(self) -> str:
+        """Short digest of the labels."""
+        known = b"" if self.labels is None else self.labels.tobytes()
+        return hashlib.sha256(known).hexdigest()[:16]
 
     def try_out(self, model: ModelArrays) -> None:
         """Refuse a `predict` or `score` that fails on this model."""

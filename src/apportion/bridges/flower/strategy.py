@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -37,10 +37,11 @@ from apportion.domains.federated.states import (
 from apportion.errors import InputError, optional_import
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.settings import suggest
 from apportion.simplex import Mask
 
 with optional_import("LearnedAggregation needs Flower", "federated"):
-    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
 
@@ -57,6 +58,7 @@ from apportion.bridges.flower.updates import (
     padded_width,
     read_model,
     sample_counts,
+    shapes_of,
     usable,
     weighted_sum,
     write_model,
@@ -98,6 +100,21 @@ RARE_CLIENT_ROUNDS = 5
 in a round and the clients nearly converge, shares by gradient are a point more accurate."""
 
 
+class FedAvgOptions(TypedDict, total=False):
+    """Options of Flower's `FedAvg`, with its names and types."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+    evaluate_metrics_aggr_fn: Callable[[list[RecordDict], str], MetricRecord] | None
+
+
 class GuardedFedAvg(FedAvg):
     """FedAvg that leaves out replies that failed, are misshapen, not finite or huge.
 
@@ -105,8 +122,13 @@ class GuardedFedAvg(FedAvg):
     usable reply keeps the model.
     """
 
-    def __init__(self, window: int, max_update_ratio: float, options: dict[str, Any]):
+    def __init__(self, window: int, max_update_ratio: float, options: FedAvgOptions):
         options.setdefault("fraction_evaluate", 0.0)
+        known = FedAvgOptions.__annotations__ | type(self).__init__.__annotations__
+        for name in options.keys() - FedAvgOptions.__annotations__.keys():
+            raise InputError(
+                f"{type(self).__name__}: no option is called {name!r}{suggest(name, known)}"
+            )
         super().__init__(**options)
         if not max_update_ratio > 1 or window < 1:
             raise InputError(
@@ -137,7 +159,7 @@ class GuardedFedAvg(FedAvg):
         """
         if self._started:
             super().summary()
-        elif self._memory.rounds == 0:
+        elif self._memory.rounds == self._resumed:
             self._refuse_wrapper()
         return _summarize(self._memory.round_notes, self._memory.notes)
 
@@ -154,10 +176,10 @@ class GuardedFedAvg(FedAvg):
         """Configure as FedAvg does, and remember the model and the nodes it is sent to."""
         if self._ran and not self._started:
             self._refuse_wrapper()
-        if server_round == 1:
+        if server_round == 1 and self._memory.rounds > self._resumed:
             self._begin()
         model = read_model(arrays)
-        if self._memory.rounds == 0:
+        if self._memory.rounds == self._resumed:
             self.try_out(model)
         self._memory.send(model)
         messages = list(super().configure_train(server_round, arrays, config, grid))
@@ -186,7 +208,7 @@ class GuardedFedAvg(FedAvg):
         for node in sorted(self._asked - {message.metadata.src_node_id for message in replies}):
             self._note(server_round, node, "silent")
         if not updates:
-            note = RoundNote(server_round, "the last one, without replies", np.nan)
+            note = RoundNote(self._resumed + server_round, "the last one, without replies", np.nan)
             self._memory.end_round(note)
             why = next(iter(refused.values()), "no client replied")
             text = "round %d: no usable reply (%d refused; %s); the model stays"
@@ -196,7 +218,8 @@ class GuardedFedAvg(FedAvg):
         outcome = "harmful" if made.by == LAST else "kept"
         for update, share, right in zip(made.updates, made.shares, made.accuracies, strict=True):
             self._note(server_round, update.node, outcome, right, float(share))
-        note = RoundNote(server_round, made.by, made.accuracy)
+        self._memory.made = made.model
+        note = RoundNote(self._resumed + server_round, made.by, made.accuracy)
         self._memory.end_round(note)
         try:
             contents = [update.content for update in made.updates]
@@ -225,19 +248,21 @@ class GuardedFedAvg(FedAvg):
         """One row per round and client: outcome, accuracy on the server's samples, and share.
 
         Outcomes are kept, failed, misshapen, not finite, huge, wrong, unchanged, harmful, not scored and
-        silent.
+        silent. A resumed server continues the count of rounds.
         """
         return pd.DataFrame(self._memory.notes, columns=pd.Index(ClientNote._fields))
 
     def _begin(self) -> None:
         """Start with an empty memory."""
-        self._memory = ClientMemory(self.window)
+        self._memory, self._resumed = ClientMemory(self.window), 0
         self._asked: set[int] = set()
 
     def _note(
         self, n: int, node: int, outcome: str, accuracy: float = np.nan, share: float = 0.0
     ) -> None:
-        self._memory.notes.append(ClientNote(n, node, outcome, accuracy, share))
+        # Flower counts the rounds of a resumed server from 1.
+        note = ClientNote(self._resumed + n, node, outcome, accuracy, share)
+        self._memory.notes.append(note)
 
     def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> _Aggregated:
         shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))
@@ -344,6 +369,9 @@ class LearnedAggregation(GuardedFedAvg):
         thirds as often right as the median client, on the classes that they name. With `score`: a lower
         loss than the model sent out on less than two thirds as many samples. Switch it off if most clients
         are malicious.
+    checkpoint_path : path, optional
+        File for the strategy's memory, written after every round. If it exists, the strategy resumes from
+        it: start with `kept_model`.
     **options
         Options of Flower's `FedAvg`; `fraction_evaluate` is 0 by default.
 
@@ -368,13 +396,15 @@ class LearnedAggregation(GuardedFedAvg):
         max_update_ratio: float = 10.0,
         gate: bool = True,
         screen: bool = True,
-        **options: Any,
+        checkpoint_path: Path | str | None = None,
+        **options: Unpack[FedAvgOptions],
     ):
         super().__init__(window, max_update_ratio, options)
         self.server = ServerData(predict, labels, score, tune)
         self.gate, self.screen = gate, screen
         self.policy = shipped_policy() if policy is None else policy
         _check_policy(self.policy)
+        self.checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
         self._begin()
 
     @classmethod
@@ -398,6 +428,12 @@ class LearnedAggregation(GuardedFedAvg):
         options.setdefault("window", about.get("window", 5))
         return cls(predict, labels, policy, **options)
 
+    @property
+    def kept_model(self) -> ArrayRecord | None:
+        """The last model in the memory; None before the first."""
+        made = self._memory.made
+        return None if made is None else write_model(made)
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -407,6 +443,8 @@ class LearnedAggregation(GuardedFedAvg):
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
             metrics["gate-passed"] = int(self._memory.round_notes[-1].by == POLICYS)
+            if self.checkpoint_path is not None:
+                self._memory.save(self.checkpoint_path)
         return arrays, metrics
 
     def make_model(
@@ -456,8 +494,14 @@ class LearnedAggregation(GuardedFedAvg):
         return [each for each, passes in zip(scored, trusted, strict=True) if passes]
 
     def try_out(self, model: ModelArrays) -> None:
-        """Refuse a `predict` that fails on the first model."""
+        """Refuse a `predict` that fails on the first model, and the memory of another model."""
         self.server.try_out(model)
+        made = self._memory.made
+        if made is not None and shapes_of(made) != shapes_of(model):
+            raise InputError(
+                f"{self.checkpoint_path}: belongs to a model with other arrays or shapes; name another "
+                "file"
+            )
 
     def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: ModelArrays) -> bool:
         """Accept a huge update if a quarter step towards it improves FedAvg's model of the others.
@@ -561,8 +605,14 @@ class LearnedAggregation(GuardedFedAvg):
         return np.asarray(_channels(submission))[:m]
 
     def _begin(self) -> None:
+        """Start with an empty memory, or resume from the checkpoint."""
         super()._begin()
         self._tuned = self._warned = False
+        self._memory.samples = self.server.fingerprint
+        if self.checkpoint_path is not None and self.checkpoint_path.exists():
+            given = (self.checkpoint_path, self.window, self.server.fingerprint)
+            self._memory = ClientMemory.restored(*given)
+            self._resumed = self._memory.rounds
 
 
 # Compiled as one program each: separate operations would compile dozens for every number of clients.
@@ -629,7 +679,7 @@ class ShareGradient(GuardedFedAvg):
         *,
         momentum: float = 0.5,
         max_update_ratio: float = 10.0,
-        **options: Any,
+        **options: Unpack[FedAvgOptions],
     ):
         super().__init__(1, max_update_ratio, options)
         if not 0 <= momentum < 1:

@@ -2,7 +2,7 @@
 
 A reply is usable if it holds one record of finite arrays with the names and shapes of the model v_n that
 was sent out. Nothing that a client sends raises an error here. `ClientMemory` holds what the server
-remembers of its clients by node id.
+remembers of its clients by node id, and its file.
 """
 
 import math
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
 
@@ -18,7 +19,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from apportion.domains.federated.states import shares_by_samples
+from apportion.errors import InputError
 from apportion.problem import Observation
+from apportion.runs.files import read_arrays, write_arrays
 from apportion.simplex import Mask
 
 ModelArrays = dict[str, np.ndarray]
@@ -50,6 +53,11 @@ def _viewed(array: Array) -> np.ndarray:
         return array.numpy()
     flat = np.frombuffer(array.data, kind, math.prod(shape), head.tell())
     return flat.reshape(shape, order="F" if by_columns else "C")
+
+
+def shapes_of(model: ModelArrays) -> dict[str, tuple[int, ...]]:
+    """Shapes of a model's arrays by name."""
+    return {name: array.shape for name, array in model.items()}
 
 
 def write_model(model: ModelArrays) -> ArrayRecord:
@@ -257,10 +265,13 @@ class RoundNote(NamedTuple):
 
 
 class ClientMemory:
-    """Every client's past, the model sent out and its last change: all that the next round needs."""
+    """Every client's past, the model sent out and its last change: all that the next round needs.
 
-    def __init__(self, window: int):
-        self.window = window
+    `samples` is the fingerprint of the server's samples.
+    """
+
+    def __init__(self, window: int, samples: str = ""):
+        self.window, self.samples = window, samples
         self.rounds = 0
         self.norms: deque[list[float]] = deque(maxlen=window)
         """Norms of all updates in the last rounds."""
@@ -268,6 +279,8 @@ class ClientMemory:
         """The largest median of these norms so far."""
         self.start: ModelArrays | None = None
         self.move: ModelArrays | None = None
+        self.made: ModelArrays | None = None
+        """The last model that was made."""
         self.clients: dict[int, _ClientPast] = {}
         self.doubted: set[int] = set()
         """Clients that failed the screening when they last replied."""
@@ -277,7 +290,7 @@ class ClientMemory:
     def send(self, model: ModelArrays) -> None:
         """Remember the model sent out and how it changed."""
         before, self.move = self.start, None
-        if before is not None:
+        if before is not None and shapes_of(before) == shapes_of(model):
             self.move = {name: model[name] - before[name] for name in _floats(model)}
         self.start = model
 
@@ -326,3 +339,64 @@ class ClientMemory:
         blank = np.zeros((self.window, len(shown)), np.float32)
         past = self.clients[node].history if node in self.clients else blank
         return np.concatenate([past[1:], shown[None, :]])
+
+    def save(self, path: Path) -> None:
+        """Write everything atomically, without pickle."""
+        start, made = self.start or {}, self.made or {}
+        arrays = {f"history/{node}": own.history for node, own in self.clients.items()}
+        arrays |= {f"start/{name}": own for name, own in start.items()}
+        arrays |= {f"made/{name}": own for name, own in made.items()}
+        outcomes = sorted({note[2] for note in self.notes})
+        numbers = [(n, node, outcomes.index(outcome)) for n, node, outcome, *_ in self.notes]
+        arrays["notes"] = np.array(numbers, np.int64).reshape(-1, 3)
+        arrays["measures"] = np.array([note[3:] for note in self.notes]).reshape(-1, 2)
+        about = {
+            "outcomes": outcomes,
+            "rounds": self.rounds,
+            "samples": self.samples,
+            "rounds_made": [
+                [note.n, note.by, note.accuracy if np.isfinite(note.accuracy) else None]
+                for note in self.round_notes
+            ],
+            "norms": list(self.norms),
+            "usual": self.usual,
+            "names": list(made),
+            "clients": [[node, own.share, own.seen] for node, own in self.clients.items()],
+            "doubted": sorted(self.doubted),
+        }
+        write_arrays(path, arrays, about)
+
+    @classmethod
+    def restored(cls, path: Path, window: int, samples: str) -> "ClientMemory":
+        """Read the memory of a file; refuse one of another federation."""
+        arrays, about = read_arrays(path)
+        memory = cls(window, samples)
+        try:
+            memory.rounds, memory.usual = about["rounds"], about["usual"]
+            memory.norms.extend(about["norms"])
+            memory.doubted.update(about["doubted"])
+            known = about["samples"]
+            for node, share, seen in about["clients"]:
+                memory.clients[node] = _ClientPast(arrays[f"history/{node}"], share, seen)
+            # The file sorts arrays; `names` has their order in the model.
+            memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
+            memory.made = {name: arrays[f"made/{name}"] for name in about["names"]}
+            numbers, measures = arrays["notes"].tolist(), arrays["measures"].tolist()
+            memory.notes = [
+                ClientNote(n, node, about["outcomes"][code], accuracy, share)
+                for (n, node, code), (accuracy, share) in zip(numbers, measures, strict=True)
+            ]
+            memory.round_notes = [
+                RoundNote(n, by, np.nan if accuracy is None else accuracy)
+                for n, by, accuracy in about["rounds_made"]
+            ]
+        except (KeyError, ValueError, IndexError) as error:
+            raise InputError(
+                f"{path}: is not a checkpoint of this strategy ({error}); name another file, or remove it"
+            ) from error
+        if known != samples or any(len(own.history) != window for own in memory.clients.values()):
+            raise InputError(
+                f"{path}: belongs to a server with other samples (labels with fingerprint {known}, here "
+                f"{samples}) or another window; name another file"
+            )
+        return memory
