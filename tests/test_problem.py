@@ -148,6 +148,12 @@ def test_a_broken_problem_is_told_which_method_and_what_shape(methods, words):
     assert "\n" not in str(one.value)
 
 
+def test_a_step_that_returns_a_tuple_is_refused_in_an_evaluation():
+    tuples = broken(step=lambda task, state, shares, key: (state, 1.0, NO, NO))
+    with pytest.raises(InputError, match="Broken.step returned tuple; return a Step"):
+        evaluate(tuples, EqualShares(), TASKS, key=KEY)
+
+
 @pytest.mark.parametrize("check", [check_problem, evaluate_equal_shares])
 def test_tasks_outside_the_universe_or_not_a_stack_are_refused(check):
     for tasks, words in (

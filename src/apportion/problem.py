@@ -225,7 +225,7 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
         state, alive = carry
         observation = problem.observe(task, state)
         allocation = choose(observation, task.mask)
-        step = problem.step(task, state, allocation, key=key)
+        step = _require_step(problem, problem.step(task, state, allocation, key=key))
         reward = jnp.where(alive, step.reward, 0.0)
         going = alive & ~(step.terminated | step.truncated)
         return (step.state, going), (state, allocation, reward, alive, observation.limits)
@@ -373,8 +373,7 @@ def _check_period(problem: Problem, task: Task, name: str) -> None:
     _check_bounds(observation, name, m)
     shares = _equal_within(task.mask, observation.bounds)
     step = _compiled(failures, problem.step, task, state, shares, key=key)
-    if not isinstance(step, Step):
-        raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
+    _require_step(problem, step)
     for field in ("reward", "terminated", "truncated"):
         shape = jnp.shape(getattr(step, field))
         if shape != ():
@@ -393,6 +392,14 @@ def _check_period(problem: Problem, task: Task, name: str) -> None:
         )
     for method, error in failures.items():
         _refuse_uncompiled(f"{name}.{method}", error)
+
+
+def _require_step(problem: Problem, step: Any) -> Step:
+    """Return the result of `Problem.step`; raise if it is of another type."""
+    if not isinstance(step, Step):
+        returned = type(step).__name__
+        raise InputError(f"{type(problem).__name__}.step returned {returned}; return a Step")
+    return step
 
 
 _equal_within = eqx.filter_jit(equal_within)
