@@ -297,9 +297,10 @@ def test_a_policy_off_the_simplex_or_for_other_channels_is_refused_before_any_wo
         ({"replay": Replay(recency=1.0)}, "recency is 1.0"),
         ({"replay": Replay(warm_up=9, slots=2)}, "warm_up needs a slot for each of the 8 tasks"),
         ({"replay": Replay(warm_up=20, length=16)}, "warm_up is 20"),
-        ({"steps": 0}, "steps is 0 and the chunk length 500"),
+        ({"steps": 0}, "steps, chunk length and record_every"),
         ({"problem_axes": 0}, "problem_axes needs several runs"),
         ({"key": jax.random.split(KEY, 2)}, "2 keys; pass one policy per key, stacked"),
+        ({"chunks": Chunks(record_every=7)}, "record_every 7 must divide steps"),
     ],
 )
 def test_bad_settings_get_one_sentence_before_any_work(settings, words):

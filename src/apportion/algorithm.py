@@ -161,8 +161,10 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
     )
 
 
-def advance(algorithm: Algorithm, state: RunState, steps: int) -> tuple[RunState, Metrics]:
-    """Run `steps` steps in one scan and return their metrics."""
+def advance(
+    algorithm: Algorithm, state: RunState, steps: int, record_every: int = 1
+) -> tuple[RunState, Metrics]:
+    """Run `steps` steps in one scan and return the metrics of every `record_every`-th step."""
 
     def one(state, _):
         state, metrics = step(algorithm, state)
@@ -170,7 +172,12 @@ def advance(algorithm: Algorithm, state: RunState, steps: int) -> tuple[RunState
         task, *numbers = jax.tree.leaves(metrics)
         return state, (task, jnp.stack(numbers))
 
-    state, (tasks, rows) = jax.lax.scan(one, state, None, steps)
+    def several(state, _):
+        state, rows = jax.lax.scan(one, state, None, record_every)
+        return state, jax.tree.map(lambda leaf: leaf[-1], rows)
+
+    recorded = one if record_every == 1 else several
+    state, (tasks, rows) = jax.lax.scan(recorded, state, None, steps // record_every)
     return state, Metrics(tasks, *rows.T)
 
 

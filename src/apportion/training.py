@@ -66,7 +66,7 @@ class TrainingResult:
     policy : Policy
         The trained policy, stacked if there are several runs.
     metrics : DataFrame
-        One row per step (and run).
+        One row per recorded step (and run).
     state : RunState
         The final state; pass it to `train` as `resume_from` to continue.
     algorithm : Algorithm
@@ -148,12 +148,14 @@ Resume = Callable[[RunState], RunState]
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunk length and callback.
+    """Chunk length, metrics interval and callback.
 
     Parameters
     ----------
     length : int
         Steps per chunk, which runs as one compiled program.
+    record_every : int
+        Steps between two rows of the metrics; it must divide the steps of the run.
     on_chunk : callable, optional
         Called with a `Chunk` at the end of every chunk; the run stops if it returns True.
 
@@ -164,15 +166,17 @@ class Chunks:
     """
 
     length: int = 500
+    record_every: int = 1
     on_chunk: OnChunk | None = None
 
     def fitted(self, steps: int) -> int:
         """Return the chunk length of a run; chunks of equal length compile once."""
-        if steps < 1 or self.length < 1:
-            raise InputError(
-                f"steps is {steps} and the chunk length {self.length}; both must be >= 1"
-            )
-        return -(-steps // -(-steps // self.length))
+        if steps < 1 or self.length < 1 or self.record_every < 1:
+            raise InputError("steps, chunk length and record_every must be >= 1")
+        if steps % self.record_every:
+            raise InputError(f"record_every {self.record_every} must divide steps {steps}")
+        even = -(-steps // -(-steps // self.length))
+        return -(-even // self.record_every) * self.record_every
 
 
 def train(
@@ -219,7 +223,7 @@ def train(
     replay : Replay, optional
         How each task's memory is filled and sampled.
     chunks : Chunks, optional
-        Chunk length and callback.
+        Chunk length, metrics interval and callback.
     measure : int
         Evaluate the policy on the first `measure` tasks before training and at the end of every chunk,
         always on the same episodes. 0 evaluates nothing, and neither do several runs.
@@ -297,8 +301,8 @@ def train(
     if several:
         axes = _axes_of_runs(algorithm, problem_axes, 0 if own_tasks else None)
 
-        def forward(algorithm, state, steps):
-            return _advance_runs(algorithm, axes, state, steps)
+        def forward(algorithm, state, steps, record_every):
+            return _advance_runs(algorithm, axes, state, steps, record_every)
 
         first = partial(_begin_runs, axes, algorithm, policy, key)
         return _run(algorithm, resume_from, first, forward, steps, chunks, key)
@@ -362,9 +366,9 @@ def _begin_runs(
 
 @compiled_as_graph
 def _advance_runs(
-    algorithm: Algorithm, axes: PyTree, state: RunState, steps: int
+    algorithm: Algorithm, axes: PyTree, state: RunState, steps: int, record_every: int
 ) -> tuple[RunState, Metrics]:
-    forward = eqx.filter_vmap(lambda a, s: advance(a, s, steps), in_axes=(axes, 0))
+    forward = eqx.filter_vmap(lambda a, s: advance(a, s, steps, record_every), in_axes=(axes, 0))
     return forward(algorithm, state)
 
 
@@ -413,9 +417,9 @@ def _run(
         progress = {"equal": measured(EqualShares()), done: measured(algorithm.policy(state))}
     while done < steps:
         now = min(length, steps - done)
-        state, metrics = forward(algorithm, state, now)
+        state, metrics = forward(algorithm, state, now, chunks.record_every)
         raise_fault(algorithm, state)
-        frames.append(_metrics_frame(metrics, done))
+        frames.append(_metrics_frame(metrics, done, chunks.record_every))
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
         done += now
@@ -448,22 +452,22 @@ def _check_state(state: RunState, first: RunState, own: dict[str, int]) -> None:
         )
 
 
-def _metrics_frame(metrics: Metrics, done: int) -> pd.DataFrame:
+def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
     """Return the metrics of a chunk as a table, with a column `run` if there are several runs."""
     columns = {name: np.asarray(getattr(metrics, name)) for name in Metrics.__dataclass_fields__}
     *runs, length = columns["loss"].shape
-    step = done + np.arange(1, length + 1)
+    step = done + record_every * np.arange(1, length + 1)
     whose = {"run": np.repeat(np.arange(runs[0]), length)} if runs else {}
     place = whose | {"step": np.tile(step, math.prod(runs))}
     return pd.DataFrame(place | {name: column.reshape(-1) for name, column in columns.items()})
 
 
 def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
-    """Warn if the gradient was zero in all updates of the first chunk."""
+    """Warn if the gradient was zero in all recorded updates."""
     if (metrics["gradient_norm"] == 0).all():
         problem, learner = type(algorithm.problem).__name__, type(algorithm.learner).__name__
         warnings.warn(
-            f"{learner}: the gradient was 0 in all of the first {len(metrics)} updates, so the "
+            f"{learner}: the gradient was 0 in all of the first {len(metrics)} recorded updates, so the "
             f"policy does not learn; {problem}.step may round, count or compare allocations, which has "
             "zero gradient: use PPO, which only needs rewards, or make the step differentiable",
             stacklevel=4,

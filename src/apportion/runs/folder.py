@@ -3,7 +3,7 @@
     settings.toml           the settings, to run it again
     environment.json        versions, device, seed, fingerprint of the data
     choice.json             the choices made before training, if the job makes any
-    metrics.parquet/        one row per step, one part per chunk; for `pandas.read_parquet`
+    metrics.parquet/        one row per recorded step, one part per chunk; for `pandas.read_parquet`
     probabilities.parquet/  probability of each task, one row per chunk
     checkpoints/            the newest states
     policy.safetensors      arrays of the trained policy
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """Metrics, with one row per step."""
+        """Metrics, with one row per recorded step."""
         return self.table("metrics")
 
     @property
