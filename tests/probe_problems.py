@@ -5,23 +5,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from apportion.domains.probes import Probe, Signal
+from apportion.domains.probes import ShownBest, Signal
 from apportion.simplex import Mask, Scalar
 from apportion.tasks import Task
 
 
-class ConstantBest(Probe):
+class ConstantBest(ShownBest):
     """One entity of each task is best for good, and shows it: can the learner learn at all?"""
-
-    universe: int = eqx.field(static=True, default=12)
-    horizon: int = eqx.field(static=True, default=16)
 
     def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
         quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
         return jnp.where(task.mask, quality, 0.0)
-
-    def reward(self, task, state, allocation, *, key) -> Scalar:
-        return (allocation * state.signal).sum()
 
     def best(self, task: Task) -> Scalar:
         return jnp.max(self.signal(task, key=jax.random.key(0)))
@@ -43,7 +37,7 @@ class HeldPays(ConstantBest):
         return quality.max() * (1 - (1 - 1 / task.mask.sum()) / self.horizon)
 
 
-class SomeCarrySignal(Probe):
+class SomeCarrySignal(ShownBest):
     """Only the first `carriers` entities mean what they show; the rest show little and pay noise.
 
     Tasks of carriers are worth learning from, the others only disturb: does prioritisation find
@@ -52,7 +46,6 @@ class SomeCarrySignal(Probe):
 
     universe: int = eqx.field(static=True, default=64)
     carriers: int = eqx.field(static=True, default=8)
-    horizon: int = eqx.field(static=True, default=16)
     quiet: float = eqx.field(static=True, default=0.1)
     noise: float = eqx.field(static=True, default=1.0)
 

@@ -85,7 +85,7 @@ def test_nothing_leaves_the_device_within_a_chunk(chunk):
 @pytest.fixture
 def no_cache_set(monkeypatch, tmp_path):
     for name in list(os.environ):
-        if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT", "APPORTION_CACHE")):
+        if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT")):
             monkeypatch.delenv(name)
     # Set and taken back, so that what is put there in the test is gone after it.
     for name in ("COMPILATION_CACHE_DIR", "COMPILATION_CACHE_MAX_SIZE"):
@@ -96,36 +96,12 @@ def no_cache_set(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def test_compiled_programs_are_kept_in_the_users_cache_folder(no_cache_set, tmp_path):
-    folder = keep_compiled()
-    assert folder is not None
-    assert folder.parent == tmp_path / "cache" / "apportion" / "compiled"
+def test_compiled_programs_are_kept_and_what_a_killed_process_left_is_cleared_away(
+    no_cache_set, tmp_path
+):
+    keep_compiled()
+    folder = tmp_path / "cache" / "apportion" / "compiled"
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
-
-
-def test_the_cache_can_be_switched_off_or_put_elsewhere(no_cache_set, tmp_path):
-    no_cache_set.setenv("APPORTION_CACHE", "off")
-    assert keep_compiled() is None
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
-    no_cache_set.setenv("APPORTION_CACHE", str(tmp_path / "mine"))
-    folder = keep_compiled()
-    assert folder is not None
-    assert folder.parent == tmp_path / "mine"
-
-
-def test_what_jax_was_told_and_a_folder_that_cannot_be_made_are_respected(no_cache_set, tmp_path):
-    no_cache_set.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
-    assert keep_compiled() == tmp_path / "own"
-    # A limit on its size would have JAX clear away what the user keeps there.
-    assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ
-    no_cache_set.delenv("JAX_COMPILATION_CACHE_DIR")
-    (tmp_path / "file").write_text("")
-    no_cache_set.setenv("APPORTION_CACHE", str(tmp_path / "file"))
-    assert keep_compiled() is None
-
-
-def test_what_a_killed_process_left_half_written_is_cleared_away(no_cache_set, tmp_path):
-    folder = keep_compiled()
     names = ("whole-cache", "whole-atime", "half-cache", "young-cache")
     for name in names:
         (folder / name).write_text("")
@@ -135,3 +111,14 @@ def test_what_a_killed_process_left_half_written_is_cleared_away(no_cache_set, t
     keep_compiled()
     left = {path.name for path in folder.iterdir()}
     assert left == {"whole-cache", "whole-atime", "young-cache"}
+
+
+@pytest.mark.parametrize("name", ["JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_users_own_cache_and_a_folder_that_cannot_be_made_are_respected(
+    name, no_cache_set, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    no_cache_set.setenv(name, str(tmp_path / "file"))
+    keep_compiled()
+    # A limit on its size would have JAX clear away what the user keeps there.
+    assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ

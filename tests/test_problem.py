@@ -1,3 +1,4 @@
+import inspect
 from dataclasses import replace
 
 import jax
@@ -85,6 +86,10 @@ def test_evaluation_refuses_shares_that_are_no_allocation(problem, shares, words
         evaluate(problem, mine, TASKS, key=KEY)
 
 
+def evaluate_equal_shares(problem, tasks):
+    return inspect.unwrap(evaluate)(problem, EqualShares(), tasks, key=KEY)
+
+
 def broken(**methods):
     """Countdown with some methods replaced by plain functions."""
 
@@ -143,11 +148,22 @@ def test_a_broken_problem_is_told_which_method_and_what_shape(methods, words):
     assert "\n" not in str(one.value)
 
 
-def test_tasks_outside_the_universe_or_not_a_stack_are_refused():
-    with pytest.raises(InputError, match="entity 7 is outside Countdown's universe of 5"):
-        check_problem(Countdown(), Task.of([[0, 7]]))
-    with pytest.raises(InputError, match=r"members have shape \(3,\); pass a stack"):
-        check_problem(Countdown(), TASKS[0])
+def test_a_step_that_returns_a_tuple_is_refused_in_an_evaluation():
+    tuples = broken(step=lambda task, state, shares, key: (state, 1.0, NO, NO))
+    with pytest.raises(InputError, match="Broken.step returned tuple; return a Step"):
+        evaluate(tuples, EqualShares(), TASKS, key=KEY)
+
+
+@pytest.mark.parametrize("check", [check_problem, evaluate_equal_shares])
+def test_tasks_outside_the_universe_or_not_a_stack_are_refused(check):
+    for tasks, words in (
+        (Task.of([[0, 7]]), "entity 7 is outside Countdown's universe of 5"),
+        (TASKS[0], r"members have shape \(3,\); pass a stack"),
+        ([[0, 1]], "expected a Task but got a list"),
+    ):
+        with pytest.raises(InputError, match=words):
+            # Without the types that tests check.
+            inspect.unwrap(check)(Countdown(), tasks)
 
 
 def test_an_allocation_of_another_shape_is_refused():

@@ -208,22 +208,22 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
 
     # 4. Update the task's score: s_t <- smoothing s_t + (1 - smoothing) scorer(B_t).
     value = algorithm.scorer(update.evidence)
-    kept = _undo_if_faulty(state, drawn, policy, update, value)
-    priority_state = algorithm.priority.update(state.priority_state, drawn, kept.value)
+    policy, learner_state, value, fault = _undo_if_faulty(state, drawn, policy, update, value)
+    priority_state = algorithm.priority.update(state.priority_state, drawn, value)
 
     # 5. Act for n_e more periods from n_t and store the states.
     memory = memories.rewrite(memory, slot, batch, update.new_states)
-    choose = _explored(problem, task, kept.policy, algorithm.explore)
+    choose = _explored(problem, task, policy, algorithm.explore)
     memory = memories.act(memory, slot, problem, task, choose, replay, key=act_key)
 
     following = RunState(
-        eqx.filter(kept.policy, eqx.is_array),
-        kept.learner_state,
+        eqx.filter(policy, eqx.is_array),
+        learner_state,
         priority_state,
         memory,
         state.key,
         state.step + 1,
-        kept.fault,
+        fault,
         state.fingerprint,
     )
     return following, _metrics(drawn, update.evidence)
@@ -258,19 +258,10 @@ def _metrics(drawn: Drawn, evidence: Evidence) -> Metrics:
     )
 
 
-class _Kept(eqx.Module):
-    """Results of an update, or the previous values if the run has a fault."""
-
-    policy: Policy
-    learner_state: PyTree[Array]
-    value: Float[Array, ""]
-    fault: Int[Array, " 3"]
-
-
 def _undo_if_faulty(
     state: RunState, drawn: Drawn, policy: Policy, update: Update, value: Float[Array, ""]
-) -> _Kept:
-    """Undo a faulty update and all later updates; record the first fault."""
+) -> tuple[Policy, PyTree[Array], Float[Array, ""], Int[Array, " 3"]]:
+    """Return policy, learner state, score and first fault; undo a faulty and all later updates."""
     kind, before = _fault(update.evidence, value), state.fault[0] > 0
     sound = (kind == 0) & ~before
 
@@ -278,7 +269,7 @@ def _undo_if_faulty(
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b) if eqx.is_array(a) else a, new, old)
 
     here = jnp.stack([kind, state.step, drawn.task])
-    return _Kept(
+    return (
         keep(update.policy, policy),
         keep(update.state, state.learner_state),
         # Passing the current score as the value leaves it unchanged.

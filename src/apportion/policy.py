@@ -132,8 +132,8 @@ class LogitPolicy(Policy):
         return self.head(self.logits(features, held, mask), mask, bounds)
 
 
-class Score(eqx.Module):
-    """Shared linear layer from an entity's features and held share to its score.
+class LogitLayer(eqx.Module):
+    """Shared linear layer from an entity's features and held share to its logit.
 
     It is initialised near zero, so that an untrained policy gives equal shares. It has no bias, because
     a common shift cancels in the softmax.
@@ -151,9 +151,9 @@ class Score(eqx.Module):
 
 
 class Recurrent(LogitPolicy):
-    """The paper's policy: a shared tanh RNN, a shared linear score and a softmax.
+    """The paper's policy: a shared tanh RNN, a shared linear layer and a softmax.
 
-    The score of an entity reads the last state of the RNN and the share that the entity holds.
+    The logit of an entity reads the last state of the RNN and the share that the entity holds.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class Recurrent(LogitPolicy):
     """
 
     recurrence: Recurrence
-    score: Score
+    score: LogitLayer
     head: Head
     channels: int = eqx.field(static=True)
     hidden: int = eqx.field(static=True)
@@ -187,7 +187,7 @@ class Recurrent(LogitPolicy):
         self.channels, self.hidden = channels, hidden
         recurrence_key, score_key = jax.random.split(as_key(key))
         self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
-        self.score = Score(hidden, key=score_key)
+        self.score = LogitLayer(hidden, key=score_key)
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> Features:
@@ -198,9 +198,9 @@ class Recurrent(LogitPolicy):
 
 
 class Pooled(LogitPolicy):
-    """Policy that pools over entities: it scores each entity relative to the others in the task.
+    """Policy that pools over entities: the logit of an entity depends on the others in the task.
 
-    A shared layer reads the last period of each entity. A second layer scores it together with the mean
+    A shared layer reads the last period of each entity. A second layer reads it together with the mean
     and the maximum over all entities that are present.
 
     Parameters
@@ -227,7 +227,7 @@ class Pooled(LogitPolicy):
     first: eqx.nn.Linear
     own: eqx.nn.Linear
     others: Float[Array, "pooled hidden"]
-    score: Score
+    score: LogitLayer
     head: Head
     channels: int = eqx.field(static=True)
     hidden: int = eqx.field(static=True)
@@ -250,7 +250,7 @@ class Pooled(LogitPolicy):
         self.first = eqx.nn.Linear(channels, hidden, key=first_key)
         self.own = eqx.nn.Linear(hidden, hidden, key=own_key)
         self.others = jax.nn.initializers.glorot_uniform()(others_key, (2 * hidden, hidden))
-        self.score = Score(hidden, key=score_key)
+        self.score = LogitLayer(hidden, key=score_key)
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> Features:

@@ -225,7 +225,7 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
         state, alive = carry
         observation = problem.observe(task, state)
         allocation = choose(observation, task.mask)
-        step = problem.step(task, state, allocation, key=key)
+        step = _require_step(problem, problem.step(task, state, allocation, key=key))
         reward = jnp.where(alive, step.reward, 0.0)
         going = alive & ~(step.terminated | step.truncated)
         return (step.state, going), (state, allocation, reward, alive, observation.limits)
@@ -264,7 +264,8 @@ def evaluate(
     Raises
     ------
     InputError
-        If shares are negative, not finite, above their limits, or do not sum to the available total.
+        If the tasks are not a stack of subsets of the universe, or if shares are negative, not finite,
+        above their limits, or do not sum to the available total.
 
     Examples
     --------
@@ -273,6 +274,7 @@ def evaluate(
     >>> evaluate(ShownBest(), EqualShares(), draw_tasks(12, 4, 3), key=0).mean_reward.tolist()
     [[0.25], [0.25], [0.25]]
     """
+    _check_tasks(problem, tasks)
     paths, unfit, bounds = _evaluate(problem, choose, tasks, as_key(key), episodes)
     # Inside a caller's jit there are no concrete values to check.
     for where in () if isinstance(unfit, Tracer) else np.argwhere(np.asarray(unfit) >= 0)[:1]:
@@ -327,18 +329,27 @@ def check_problem(problem: Problem, tasks: Task) -> None:
     horizon = problem.horizon
     if not isinstance(horizon, int) or horizon < 1:
         raise InputError(f"{name}.horizon is {horizon!r}; it must be an integer >= 1")
+    _check_tasks(problem, tasks)
+    for task in (tasks[0], tasks[len(tasks) - 1]):
+        _check_period(problem, task, name)
+
+
+def _check_tasks(problem: Problem, tasks: Task) -> None:
+    """Raise unless the tasks are a stack of subsets of the problem's universe."""
+    if not isinstance(tasks, Task):
+        raise InputError(f"tasks: expected a Task but got a {type(tasks).__name__}; use Task.of")
     if tasks.members.ndim != 2:
         raise InputError(
             f"tasks: members have shape {tasks.members.shape}; pass a stack, (tasks, entities), such as "
             "tasks[:1] for a single task"
         )
-    highest = int(np.max(np.asarray(tasks.members)))
+    # Compiled code would replace an index beyond the universe by the last one.
+    highest = -1 if isinstance(tasks.members, Tracer) else int(np.max(np.asarray(tasks.members)))
     if highest >= problem.universe:
         raise InputError(
-            f"tasks: entity {highest} is outside {name}'s universe of {problem.universe} entities"
+            f"tasks: entity {highest} is outside {type(problem).__name__}'s universe of "
+            f"{problem.universe} entities"
         )
-    for task in (tasks[0], tasks[len(tasks) - 1]):
-        _check_period(problem, task, name)
 
 
 def _check_period(problem: Problem, task: Task, name: str) -> None:
@@ -362,8 +373,7 @@ def _check_period(problem: Problem, task: Task, name: str) -> None:
     _check_bounds(observation, name, m)
     shares = _equal_within(task.mask, observation.bounds)
     step = _compiled(failures, problem.step, task, state, shares, key=key)
-    if not isinstance(step, Step):
-        raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
+    _require_step(problem, step)
     for field in ("reward", "terminated", "truncated"):
         shape = jnp.shape(getattr(step, field))
         if shape != ():
@@ -382,6 +392,14 @@ def _check_period(problem: Problem, task: Task, name: str) -> None:
         )
     for method, error in failures.items():
         _refuse_uncompiled(f"{name}.{method}", error)
+
+
+def _require_step(problem: Problem, step: Any) -> Step:
+    """Return the result of `Problem.step`; raise if it is of another type."""
+    if not isinstance(step, Step):
+        returned = type(step).__name__
+        raise InputError(f"{type(problem).__name__}.step returned {returned}; return a Step")
+    return step
 
 
 _equal_within = eqx.filter_jit(equal_within)

@@ -248,7 +248,8 @@ def train(
 
     Notes
     -----
-    The first compilation can take a minute; the logger `apportion` reports it, and each chunk, at INFO.
+    The first compilation can take a minute; `logging.basicConfig(level="INFO")` shows it and each chunk,
+    which the logger `apportion` reports.
 
     Priorities and scorer are the paper's by default. Memory is not: it starts with an episode of equal
     shares, batches start uniformly, the policy acts for half a batch after an update and continues in the

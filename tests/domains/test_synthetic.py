@@ -85,15 +85,6 @@ def test_a_range_of_betas_that_reaches_zero_is_refused():
         spaced_betas(10, 1.0)
 
 
-def examples(count, betas, seed):
-    """Draws of the synthetic problem, in NumPy."""
-    rng = np.random.default_rng(seed)
-    states, following = rng.uniform(size=(2, count, len(betas)))
-    shares = rng.dirichlet(np.ones(len(betas)), count)
-    rewards = (states * shares - betas * shares * np.log(shares)).sum(-1)
-    return Examples(states, shares, rewards + 0.02 * rng.normal(size=count), following)
-
-
 def orbit(real):
     """All orderings of the entities of every example."""
     orders = np.array(list(permutations(range(real.states.shape[1]))))
@@ -109,7 +100,7 @@ learn = in_float64(lambda real, basis: lspi_simplex(real, jnp.asarray(basis), 0.
 
 
 def test_the_tied_model_is_the_average_over_all_orderings():
-    real = examples(20, spaced_betas(5, 0.6), seed=1)
+    real = in_float64(draw_examples)((20,), spaced_betas(5, 0.6), key=jax.random.key(1))
     tied = learn(real, tied_basis(5))
     averaged = learn(orbit(real), separate_basis(5))
     assert np.abs(tied - averaged).max() < 1e-8

@@ -8,18 +8,8 @@ import pytest
 from apportion.domains.domain import find_domain
 from apportion.errors import InputError
 from apportion.runs import plugins
-from apportion.runs.plugins import DOMAINS, STUDIES, find_plugins, load_plugin, policy_packages
+from apportion.runs.plugins import DOMAINS, STUDIES, find_plugins, load_plugin
 from plugins import installed
-
-
-def test_a_registered_plugin_is_found_and_loaded(tmp_path):
-    (tmp_path / "toy_plugin.py").write_text("DOMAIN = 'the object'\n")
-    with installed(tmp_path, {DOMAINS: {"toy": "toy_plugin:DOMAIN"}}):
-        assert load_plugin(DOMAINS, "toy") == "the object"
-        assert "toy_plugin" in policy_packages()
-    assert "toy" not in find_plugins(DOMAINS)
-    assert "toy_plugin" not in policy_packages()
-    assert "apportion" in policy_packages()
 
 
 def test_a_domain_of_a_package_that_is_not_installed_names_the_package(monkeypatch):

@@ -1,7 +1,7 @@
 import io
 import sys
 
-from apportion.runs.progress import Quiet, TrainingStatus, _Lines, open_progress
+from apportion.runs.progress import TrainingStatus, _Lines, open_progress
 
 
 def _status(step: int) -> TrainingStatus:
@@ -23,15 +23,6 @@ def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
     assert "step 10 of 100" in first
     assert "step 100 of 100" in last
     assert note == "a note"
-
-
-def test_quiet_says_nothing(capsys):
-    with open_progress(quiet=True) as progress:
-        progress.training(_status(1))
-        progress.stage("words", 0.5)
-        progress.note("words")
-    assert isinstance(progress, Quiet)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_terminal_shows_one_line_redrawn_in_place_and_keeps_notes(monkeypatch):

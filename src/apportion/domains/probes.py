@@ -1,10 +1,8 @@
-"""Probe problems with a known optimum; each tests one ability of a learner.
+"""Probe problem with a known optimum, on which a learner can be tried in seconds.
 
-The name of a failed probe tells what is broken. `best` returns the mean reward of the best policy on a
-task, so that the result of a learner can be expressed as a fraction of it.
+`best` returns the mean reward of the best policy on a task, so that the result of a learner can be
+expressed as a fraction of it.
 """
-
-from abc import abstractmethod
 
 import equinox as eqx
 import jax
@@ -26,22 +24,26 @@ class ProbeState(eqx.Module):
     held: Allocation
 
 
-class Probe(Problem):
-    """Base class of probes: a signal in each period, and the previous allocation."""
+class ShownBest(Problem):
+    """The best entity changes in every period and is observed; tests that the policy reads the state."""
 
-    @abstractmethod
+    universe: int = eqx.field(static=True, default=12)
+    horizon: int = eqx.field(static=True, default=16)
+
     def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        """Sample the signal of each entity for one period."""
+        """Sample the signal of each entity for one period: 1 for the best, 0 for the others."""
+        chosen = jax.random.categorical(key, jnp.where(task.mask, 0.0, -jnp.inf))
+        return jax.nn.one_hot(chosen, task.width)
 
-    @abstractmethod
     def reward(
         self, task: Task, state: ProbeState, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Scalar:
         """Return the reward of an allocation."""
+        return (allocation * state.signal).sum()
 
-    @abstractmethod
     def best(self, task: Task) -> Scalar:
         """Return the mean reward per period of the best policy."""
+        return jnp.ones(())
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> ProbeState:
         held = equal_shares(task.mask)
@@ -58,20 +60,3 @@ class Probe(Problem):
         following = ProbeState(n, self.signal(task, key=signal_key), allocation)
         reward = self.reward(task, state, allocation, key=reward_key)
         return Step(following, reward, jnp.array(False), n >= self.horizon)
-
-
-class ShownBest(Probe):
-    """The best entity changes in every period and is observed; tests that the policy reads the state."""
-
-    universe: int = eqx.field(static=True, default=12)
-    horizon: int = eqx.field(static=True, default=16)
-
-    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        chosen = jax.random.categorical(key, jnp.where(task.mask, 0.0, -jnp.inf))
-        return jax.nn.one_hot(chosen, task.width)
-
-    def reward(self, task, state, allocation, *, key) -> Scalar:
-        return (allocation * state.signal).sum()
-
-    def best(self, task: Task) -> Scalar:
-        return jnp.ones(())

@@ -6,34 +6,28 @@ that the next command with the same sizes reuses them. Importing the library doe
 
 import os
 import time
-import zlib
 from pathlib import Path
 
-_CACHE_VARIABLE = "APPORTION_CACHE"
-"""Environment variable: a folder for the cache, or `off`."""
 _MAX_CACHE_BYTES = 2**30
 _WRITE_SECONDS = 60.0
 
 
-def keep_compiled() -> Path | None:
-    """Configure JAX's compilation cache before JAX starts; return the folder, or None.
+def keep_compiled() -> None:
+    """Configure JAX's compilation cache before JAX starts.
 
-    A folder set by the user (`JAX_COMPILATION_CACHE_DIR`) takes precedence.
+    A folder set by the user (`JAX_COMPILATION_CACHE_DIR`) takes precedence;
+    `JAX_ENABLE_COMPILATION_CACHE=0` disables the cache.
     """
-    wish = os.environ.get(_CACHE_VARIABLE, "")
-    if wish.lower() in ("off", "0", "false", "no"):
-        return None
-    user_folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if user_folder is not None:
-        return Path(user_folder)
-    # Programs depend on the processor, and machines can share a home folder.
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    # JAX's keys contain the processor's features, so machines can share a home folder.
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = (Path(wish) if wish else base / "apportion" / "compiled") / f"{_processor():08x}"
+    folder = base / "apportion" / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_incomplete(folder)
     except OSError:
-        return None
+        return
     # Cache small programs as well: the many small ones of a run take as long as the large one.
     wishes = {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
@@ -42,7 +36,6 @@ def keep_compiled() -> Path | None:
     }
     for name, value in wishes.items():
         os.environ.setdefault(name, value)
-    return folder
 
 
 def _remove_incomplete(folder: Path) -> None:
@@ -53,12 +46,3 @@ def _remove_incomplete(folder: Path) -> None:
         # Another process may still be writing a recent one.
         if half and time.time() - path.stat().st_mtime > _WRITE_SECONDS:
             path.unlink(missing_ok=True)
-
-
-def _processor() -> int:
-    """Return a hash of the processor's instruction set."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return zlib.crc32("".join(line for line in lines[:40] if line.startswith("flags")).encode())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from apportion.domains.settings import ProblemSettings
-from apportion.errors import InputError, check_positive
+from apportion.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,3 @@ class BudgetSettings(ProblemSettings):
                 "are not enough; choose smaller tasks or a larger universe"
             )
         self.check_at_least(0, "noise")
-        check_positive(learning_rate=self.learning_rate)
