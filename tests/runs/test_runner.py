@@ -16,9 +16,10 @@ import pytest
 from apportion.cli import main
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.errors import InputError
+from apportion.runs import runner
 from apportion.runs.files import only_writer
 from apportion.runs.folder import load_run
-from apportion.runs.progress import Quiet
+from apportion.runs.progress import Quiet, _Lines
 from apportion.runs.runner import JobResult, PreparedJob, Stopped, start_run
 from apportion.runs.signals import stoppable
 
@@ -50,6 +51,19 @@ def test_a_run_that_was_stopped_or_broke_keeps_its_folder(tmp_path):
         with pytest.raises(type(error)):
             start(tmp_path / name, raising(error))
         assert (tmp_path / name / "settings.toml").exists()
+
+
+def test_the_tests_after_training_show_their_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "_REPORT_SECONDS", 0.01)
+
+    def train(recorder, resume):
+        recorder.trained = time.monotonic()
+        time.sleep(0.1)
+        raise Stopped("enough")
+
+    with pytest.raises(Stopped):
+        start_run(tmp_path / "run", "budget", SETTINGS, PreparedJob({}, train), _Lines(0.0))
+    assert "testing the policy for 0 s" in capsys.readouterr().err
 
 
 def test_who_is_refused_leaves_the_folder_of_the_other_alone(tmp_path):

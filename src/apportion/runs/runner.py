@@ -41,6 +41,7 @@ from apportion.training import Chunk, OnChunk
 
 _SAVE_INTERVAL_RATIO = 20.0
 """Time between two saves, as a multiple of the duration of the last save."""
+_REPORT_SECONDS = 1.0
 _MAX_PLOTTED_TASKS = 1000
 """Probabilities over time are saved for at most this many tasks."""
 
@@ -197,7 +198,8 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
         choose = prepared.choose
         chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)
         recorder = _Recorder(run, progress, stop)
-        outcome = prepared.train(recorder, resume, *chosen)
+        with _reporting_tests(recorder):
+            outcome = prepared.train(recorder, resume, *chosen)
         progress.stage("saving")
         finish(run, outcome)
     return outcome
@@ -211,6 +213,8 @@ class _Recorder:
     progress: Progress
     stop: _StopRequest
     save_due: float = 0.0
+    trained: float | None = None
+    """Time at which the last step ended."""
 
     def __call__(self, chunk: Chunk) -> bool:
         self.run.write_rows("metrics", chunk.step, chunk.metrics)
@@ -227,7 +231,7 @@ class _Recorder:
             self.save_due = now + _SAVE_INTERVAL_RATIO * (now - start)
         self.progress.training(TrainingStatus.of(chunk))
         if chunk.step >= chunk.steps:
-            self.progress.stage("testing the policy")
+            self.trained = time.monotonic()
         # After the last step as well, because a backtest after it can take longer than training.
         if self.stop.requested:
             raise Stopped(
@@ -235,6 +239,26 @@ class _Recorder:
                 f"`apportion resume {self.run.folder}`"
             )
         return False
+
+
+@contextmanager
+def _reporting_tests(recorder: _Recorder) -> Iterator[None]:
+    """Report the duration of the tests after training, which can take a minute."""
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(_REPORT_SECONDS):
+            if recorder.trained is not None:
+                seconds = time.monotonic() - recorder.trained
+                recorder.progress.stage(f"testing the policy for {seconds:.0f} s")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _load_or_choose(
