@@ -485,12 +485,14 @@ def stock_levels() -> str:
         table.append([f"{METHOD_NAMES[method]}, {count} tasks", f"{step:,}", *cells])
     words = ("{}: points over Equal CRP", "{}: Sharpe ratio less Equal CRP's")
     heads = [head.format(kind) for kind in ("own tasks", "stocks never seen") for head in words]
-    gaps = sorted(-case.value for case in cases)
+    gaps = sorted(case.value for case in cases)
+    least, most = (f"{gap:.2f}".replace("-", "−") for gap in (gaps[0], gaps[-1]))
     note = (
-        f"The Sharpe ratios of MTL and P-MTL are {gaps[0]:.2f} to {gaps[-1]:.2f} below Equal CRP's in "
-        f"{sum(gap > 0 for gap in gaps)} of {len(cases)} cases, {sum(case.high < 0 for case in cases)} "
-        f"of the intervals are below 0, and {sum(one > 0 for one in by_year)} of the {len(by_year)} "
-        "means of a case and a year are above. Of the variance of the mean of P-MTL less STL, "
+        f"The Sharpe ratios of MTL and P-MTL less Equal CRP's are {least} to {most}: "
+        f"{sum(gap < 0 for gap in gaps)} of the {len(cases)} cases are below 0, "
+        f"{sum(case.high < 0 for case in cases)} with their whole interval, and "
+        f"{sum(one > 0 for one in by_year)} of the {len(by_year)} means of a case and a year are above 0. "
+        "Of the variance of the mean of P-MTL less STL, "
         f"{share_of_years(gains['pmtl', single[1]] - gains[single]):.0%} is due to the years, which no "
         "training seed or experiment reduces."
     )
