@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -19,20 +20,7 @@ ABOUT = {
     path.parent.name: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/study.json"))
 }
 
-CHANGED = {
-    "charging",
-    "corollary2",
-    "federations",
-    "fig2",
-    "fig3-4",
-    "fig5",
-    "fig6",
-    "literal",
-    "mechanisms",
-    "prioritisation",
-    "recipe",
-}
-"""Studies whose code has changed since the committed run; the next run recomputes them."""
+CHANGED = runpy.run_path(str(RESULTS.parent / "tables.py"))["CHANGED"]
 
 # A plan reads its study's data.
 plan_of = cache(make_plan)

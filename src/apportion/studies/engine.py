@@ -333,22 +333,18 @@ class CellStore:
                 "folder, or use the settings that it was started with"
             )
         path = self.folder / "study.json"
-        content = read_json(path) if path.exists() else {}
-        saved = content if isinstance(content, dict) else {"seconds": None}
-        seconds = saved.get("seconds", 0.0)
-        said = {name: saved.get(name) or "" for name in _HOW}
-        if not isinstance(seconds, int | float) or not all(
-            isinstance(one, str) for one in said.values()
-        ):
+        saved = read_json(path) if path.exists() else {}
+        try:
+            self._seconds = float(saved.get("seconds", 0.0))
+            self._files = dict(saved.get("files") or {})
+            self._computed = {
+                name: dict.fromkeys(filter(None, (saved.get(name) or "").split("; ")))
+                for name in _HOW
+            }
+        except (AttributeError, TypeError, ValueError):
             raise InputError(
                 f"{path}: does not record how the study was computed; restore it from a copy"
-            )
-        files = saved.get("files")
-        self._files = files if isinstance(files, dict) else {}
-        self._seconds = float(seconds)
-        self._computed = {
-            name: dict.fromkeys(filter(None, one.split("; "))) for name, one in said.items()
-        }
+            ) from None
 
     def open(self) -> None:
         """Record the plan in the folder."""

@@ -16,6 +16,7 @@ from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.tasks import draw_tasks, split_entities
 from apportion_studies.portfolio import fig3_4
+from apportion_studies.portfolio.experiments import share_of_years
 from apportion_studies.portfolio.fig3_4 import _SCALES, _GridSize
 
 NOTHING = "lazy-crp-0"
@@ -332,3 +333,11 @@ def test_the_claim_of_little_help_fails_if_few_tasks_gain_much():
     [more] = [v for claim, v in found.items() if claim.startswith("from 30% of 20 tasks on")]
     assert (little.estimate, more.estimate) == pytest.approx((2.0, 0.0))
     assert little.outcome == "does-not-hold"
+
+
+def test_the_share_of_years_is_of_the_variance_of_the_mean():
+    """Years of variance 12, without differences of experiments, and noise of variance 16/9."""
+    alternating, halves = np.array([1, -1, 1, -1]), np.array([1, 1, -1, -1])
+    gap = 3.0 * halves + np.outer(halves, alternating)
+    years, rest = (12 - 16 / 9 / 4) / 4, 16 / 9 / 16
+    assert share_of_years(gap) == pytest.approx(years / (years + rest))

@@ -164,7 +164,7 @@ def stopped(rows: Any, arm: Sequence[str]) -> Any:
 
 
 def share_of_years(gap: Any) -> float:
-    """Share of the variance of a gap, experiments by years, that is due to the year.
+    """Share of the variance of a gap's mean, experiments by years, that is due to the years.
 
     >>> share_of_years(pd.DataFrame([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]]))
     1.0
@@ -176,7 +176,8 @@ def share_of_years(gap: Any) -> float:
     # Components of variance; an estimate below 0 counts as 0.
     years = max(by_column.var(ddof=1) - rest / table.shape[0], 0.0)
     experiments = max(by_row.var(ddof=1) - rest / table.shape[1], 0.0)
-    return float(years / ((years + experiments + rest) or 1.0))
+    of_mean = years / table.shape[1], experiments / table.shape[0], rest / table.size
+    return float(of_mean[0] / (sum(of_mean) or 1.0))
 
 
 def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:

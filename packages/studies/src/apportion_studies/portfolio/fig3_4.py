@@ -571,8 +571,8 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
         "Equal epochs, the paper's protocol, give a multi-task policy T times the updates of a "
         "single-task one; equal updates remove that advantage, and train the single-task one beyond its "
         "best. Stopped early, each arm has the updates that were best in the year before.",
-        "The share of years is the part of the variance of a value over experiments and years that is due "
-        f"to the year alone, which no training seed or experiment reduces: {shares}.",
+        "The share of years is the part of the variance of a mean over experiments and years that is due "
+        f"to the years alone, which no training seed or experiment reduces: {shares}.",
         SURVIVORSHIP,
     )
     title = "Three protocols side by side: equal epochs, equal updates, stopped early"

@@ -2,9 +2,9 @@
 
 It is an ensemble of 4 seeds, trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
 to equal shares (k = 0.5), and trades a tenth of the way each day (eta = 0.1). It is walked forward over
-years, on own tasks and on tasks of held-out instruments, beside the same policy trained on the paper's
-reward. "One seed" is the mean over the single seeds. `chosen` uses the k, eta and checkpoint with the best
-Sharpe ratio on own tasks in earlier test years; a year never affects the choice made for it.
+years, on own tasks and on tasks of held-out instruments, beside the same ensemble trained on the paper's
+reward. `chosen` uses the k, eta and checkpoint with the best Sharpe ratio on own tasks in earlier test
+years; a year never affects the choice made for it.
 """
 
 import math
@@ -47,8 +47,7 @@ _VARIANTS = tuple(product(K_GRID, ETA_GRID))
 _VALIDATION = 3
 """Number of earlier years that a choice needs; before that, equal shares are chosen."""
 _LAZY, _PRACTICAL, _CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
-_TEAM, _SEED = "ensemble, daily", "one seed, daily"
-_PAPER_TEAM, _PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
+_DAILY, _PAPER_DAILY = "the ensemble, daily", "the ensemble on the paper's reward, daily"
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,9 @@ def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
 def _compute(
     prices: Prices, size: _RecipeSize, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """A row for each tested, members, step, k and eta: gains over daily Equal CRP.
+    """A row for each tested, step, k and eta: gains over daily Equal CRP.
 
-    log_gain is in points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal
-    CRP. Rows with members = 1 are the mean over all seeds, each taken alone.
+    log_gain is in points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal CRP.
     """
     reward, s = cells[0]["reward"], size.settings
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
@@ -111,10 +109,9 @@ def _compute(
 
     def on_chunk(chunk: Chunk) -> None:
         teams = grouped(chunk.policy, s.members)
-        alone = [take(teams, (slice(None), slice(m, m + 1))) for m in range(s.members)]
-        for (members, some), kind in product({s.members: [teams], 1: alone}.items(), tested):
-            frame = _gains(some, known.testing, runs.starts, runs.days, tested[kind])
-            frames.append(frame.assign(tested=kind, members=members, steps=chunk.step))
+        for kind, tasks in tested.items():
+            frame = _gains(teams, known.testing, runs.starts, runs.days, tasks)
+            frames.append(frame.assign(tested=kind, steps=chunk.step))
         what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
         progress(what, chunk.step / chunk.steps)
 
@@ -136,16 +133,13 @@ def _compute(
     yield from by_cell(cells, pd.concat(frames))
 
 
-def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
-    """Gains over daily Equal CRP by cell and variant, the mean over some teams of each cell."""
+def _gains(teams: Policy, *where: Any) -> pd.DataFrame:
+    """Gains over daily Equal CRP by cell and variant, the mean over tasks."""
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*_VARIANTS, strict=True)]
     equal = _VARIANTS.index((0.0, 1.0))
-    log_gains, sharpe_gains = [], []
-    for team in teams:
-        growth, sharpe = score_variants(team, *where, *grid)
-        log_gains.append(100 * np.asarray(growth - growth[:, equal][:, None]).mean(-1))
-        sharpe_gains.append(np.asarray(sharpe - sharpe[:, equal][:, None]).mean(-1))
-    log_gain, sharpe_gain = np.mean(log_gains, 0), np.mean(sharpe_gains, 0)
+    growth, sharpe = score_variants(teams, *where, *grid)
+    log_gain = 100 * np.asarray(growth - growth[:, equal][:, None]).mean(-1)
+    sharpe_gain = np.asarray(sharpe - sharpe[:, equal][:, None]).mean(-1)
     cell, variant = (i.ravel() for i in np.indices(log_gain.shape))
     k, eta = np.asarray(_VARIANTS)[variant].T
     gains = {"log_gain": log_gain.ravel(), "sharpe_gain": sharpe_gain.ravel()}
@@ -154,8 +148,7 @@ def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
 
 def _chosen(table: Any) -> pd.DataFrame:
     """For each test year, the rows of the variant that was best on own tasks in earlier test years."""
-    table = table[table.reward == _TRACKING]
-    team = table[table.members == table.members.max()]
+    team = table[table.reward == _TRACKING]
     own = team[team.tested == "own"]
     parts = []
     for year in sorted(team.year.unique()):
@@ -174,14 +167,13 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from its rows."""
     by_strategy = _strategies(table)
     notes, summary = [], []
-    for kind, name in product(("own", "held-out"), (_SEED, _TEAM, _PAPER_SEED, _PAPER_TEAM)):
+    for kind, name in product(("own", "held-out"), (_DAILY, _PAPER_DAILY)):
         gains = _pivot(by_strategy[name], kind)
         notes.append(note(f"{name}, {kind} tasks, over Equal CRP", gains))
-    variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
+    variants = len(table[["reward", "k", "eta", "steps"]].drop_duplicates())
     notes += [
-        f"{variants} variants of reward, k, eta, checkpoint and ensemble were looked at.",
+        f"{variants} variants of reward, k, eta and checkpoint were looked at.",
         "Lazy Equal CRP needs no learning: it moves a tenth of the way back to equal shares a day.",
-        "A single seed is the mean over the single seeds of the ensemble.",
         SURVIVORSHIP,
     ]
     shown: dict[str, dict[str, Estimate]] = {}
@@ -200,41 +192,32 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
-    """Each strategy against Equal CRP, and those that are compared with one another."""
+    """Each strategy against Equal CRP, and the practical policy against lazy Equal CRP."""
     for name in (_LAZY, _PRACTICAL, _CHOSEN):
         for column, unit in (("log_gain", POINTS), ("sharpe_gain", "Sharpe")):
             gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column))
             claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
             yield Verdict.of(claim, gains, paper=False)
-    for ahead, behind, claim in (
-        (_PRACTICAL, _LAZY, "the practical policy beats lazy Equal CRP"),
-        (_TEAM, _SEED, "the ensemble beats a single seed"),
-        (_PAPER_TEAM, _PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
-    ):
-        gains = {name: _pivot(by_strategy[name], kind) for name in (ahead, behind)}
-        gap = over_rows_and_columns(gains[ahead] - gains[behind])
-        levels = {name: float(np.mean(one)) for name, one in gains.items()}
-        claim = f"{claim} on {kind} tasks ({POINTS})"
-        yield Verdict.of(claim, gap, paper=False, levels=levels)
+    gains = {name: _pivot(by_strategy[name], kind) for name in (_PRACTICAL, _LAZY)}
+    gap = over_rows_and_columns(gains[_PRACTICAL] - gains[_LAZY])
+    levels = {name: float(np.mean(one)) for name, one in gains.items()}
+    claim = f"{_PRACTICAL} beats {_LAZY} on {kind} tasks ({POINTS})"
+    yield Verdict.of(claim, gap, paper=False, levels=levels)
 
 
 def _strategies(table: Any) -> dict[str, Any]:
     """The rows of each strategy that is compared."""
-    team = int(table.members.max())
     last = table[table.steps == table.steps.max()]
 
-    def rows(reward: str, k: float, eta: float, members: int):
-        return select(last, reward=reward, k=k, eta=eta, members=members)
+    def rows(reward: str, k: float, eta: float):
+        return select(last, reward=reward, k=k, eta=eta)
 
     return {
-        _LAZY: rows(_TRACKING, 0.0, 0.1, team),
-        _PRACTICAL: rows(_TRACKING, 0.5, 0.1, team),
+        _LAZY: rows(_TRACKING, 0.0, 0.1),
+        _PRACTICAL: rows(_TRACKING, 0.5, 0.1),
         _CHOSEN: _chosen(table),
-        _TEAM: rows(_TRACKING, 1.0, 1.0, team),
-        _SEED: rows(_TRACKING, 1.0, 1.0, 1),
-        "the practical policy, one seed": rows(_TRACKING, 0.5, 0.1, 1),
-        _PAPER_TEAM: rows(_PLAIN, 1.0, 1.0, team),
-        _PAPER_SEED: rows(_PLAIN, 1.0, 1.0, 1),
+        _DAILY: rows(_TRACKING, 1.0, 1.0),
+        _PAPER_DAILY: rows(_PLAIN, 1.0, 1.0),
     }
 
 
