@@ -33,6 +33,12 @@ def session(**changes: str) -> str:
     ),
     ("some requests in Wh", session(requested_kwh="20000"), "in Wh", "line 3", "only these rows"),
     (
+        "delivered in MWh",
+        session(delivered_kwh="0.004").replace(",20,5\n", ",20,0.005\n"),
+        'column "delivered_kwh" is below 0.2 kWh in 2 sessions',
+        "if it is in MWh, multiply",
+    ),
+    (
         "power is in W",
         session().replace("\n", ",7400\n").replace("kwh,7400", "kwh,max_kw"),
         'column "max_kw" is 0 or above 1,000 kW in 2 sessions, first at line 2 ("7400")',
