@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ocpp")
-from garage_loop import HttpLoop, Loop, compare, end_under_traffic, make_run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("loop"))
+from garage_loop import HttpLoop, Loop, compare, end_under_traffic
 
 
 @pytest.mark.parametrize("kind", [Loop, HttpLoop])

@@ -14,8 +14,7 @@ import pytest
 
 pytest.importorskip("ocpp")
 from garage_loop import ABOUT, ChargePoint, until
-from test_access import serving
-from test_serve import run  # noqa: F401
+from served import serving
 
 from apportion.policy import Pooled
 from apportion_charging import clock
@@ -276,7 +275,7 @@ def test_a_change_at_the_moment_of_the_end_does_not_keep_it_running():
     assert asyncio.run(story())
 
 
-def test_a_state_has_one_server_and_signals_under_traffic_end_it(run, tmp_path):  # noqa: F811
+def test_a_state_has_one_server_and_signals_under_traffic_end_it(run, tmp_path):
     state, site = tmp_path / "state.json", tmp_path / "site.toml"
     site.write_text(SITE.to_toml())
     options = ("--site", site, "--state", state, "--ocpp", "0", "--ocpp-open", "--every", "1")
