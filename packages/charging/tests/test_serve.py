@@ -50,7 +50,7 @@ def test_http_answers_what_the_controller_decides_and_shows_it(garage):
         'apportion_decisions_total{by="policy"} 1',
         f'apportion_station_offered_amperes{{station="P00"}} {told["P00"]}',
         "# TYPE apportion_decisions_total counter",
-        f"apportion_capacity_kilowatts {SITE.capacity_kw:g}",
+        f'apportion_limit_kilowatts{{name="feeder"}} {SITE.capacity_kw:g}',
     ):
         assert line in metrics.splitlines()
     closed = NOW | {"time": "2026-03-02 09:05", "capacity_kw": 0}

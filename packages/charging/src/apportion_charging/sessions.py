@@ -447,8 +447,8 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
         f'frame["{name}"].str.replace(",", ".").astype(float)',
         text,
     )
-    found.refuse(np.isinf(values), f"{what} is infinite", f"{kind} must be finite")
-    found.refuse(np.isfinite(values) & (values < 0), f"{what} is negative", f"{kind} must be >= 0")
+    bad = np.isinf(values) | (values < 0)
+    found.refuse(bad, f"{what} is negative or infinite", f"{kind} must be finite and >= 0")
     return values
 
 
