@@ -204,6 +204,33 @@ def test_a_transaction_stays_with_its_station_and_a_strange_connector_is_refused
     assert "does not describe connector 2" in points.troubles["A", "connector"]
 
 
+def test_decreases_that_fail_leave_no_other_station_without_an_answer(at):
+    names, sent = "ABCDE", []
+    points = make_points(Site(dict.fromkeys(names, Station(16.0)), feeder_a=99.0))
+
+    def decide(now):
+        points.asked.append(now)
+        lower = {names[len(points.asked) - 1]: 6, "E": 16}
+        return PowerOffers(dict.fromkeys(names, 10) | lower, {}, 0.0, "none")
+
+    def make_link(name):
+        async def set_profile(connector, schedule, number):
+            sent.append((name, schedule["charging_schedule_period"][0]["limit"]))
+            return name == "E"
+
+        return SimpleNamespace(ready=True, default_sent=True, set_profile=set_profile)
+
+    points._decide = decide
+    for name, point in points.points.items():
+        points.begin(point, name, "", 0)
+        point.heard, point.has_default, point.link = True, True, make_link(name)
+        point.profiles = [(10.0, at.seconds + EVERY)]
+    asyncio.run(points.decide_and_send(periodic=True))
+    # Each decision lowers another station, which rejects it: "E" keeps its 10 A for another period.
+    assert sent == [("A", 6.0), ("B", 6.0), ("C", 6.0), ("D", 6.0), ("E", 10.0)]
+    assert points.points["E"].profiles[0][1] > at.seconds + EVERY
+
+
 def test_totals_count_before_phases_and_the_neutral_never():
     power = {"measurand": "Power.Active.Import", "unit": "kW"}
     phases = [{"value": "3.7", **power, "phase": f"L{n}"} for n in (1, 2, 3)]

@@ -407,6 +407,10 @@ class ChargePoints:
                     await self._send_increases(wanted, periodic)
                     break
                 self._unresponsive |= failed
+            else:
+                # No increase is safe now; the other stations keep what they have for another period.
+                others = [x for x in wanted if x.profiles and x.name not in self._unresponsive]
+                await self._send_increases({x: x.bound_a() for x in others}, periodic)
             self._save()
             return offers
 
