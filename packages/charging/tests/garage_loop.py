@@ -148,7 +148,6 @@ class ChargePoint:
         self.link, self.reading, self.waiting, self.number = None, None, {}, 0
         self.default, self.profile, self.transaction = None, None, None
         self.wh, self.heard, self.answers = 1000.0, -1e9, "Accepted"
-        self.connected_at = 0.0
 
     def stamp(self):
         return datetime.fromtimestamp(self.clock(), UTC).isoformat().replace("+00:00", "Z")
@@ -167,7 +166,7 @@ class ChargePoint:
 
     def use(self, link):
         """Talk over an open connection."""
-        self.link, self.connected_at = link, self.clock()
+        self.link = link
         self.reading = asyncio.create_task(self._read(link))
 
     async def drop(self):
