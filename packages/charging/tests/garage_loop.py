@@ -133,7 +133,7 @@ def draw_cars(days, rng):
     return cars
 
 
-async def until(condition, seconds=30.0):
+async def until(condition, seconds=120.0):
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -162,6 +162,7 @@ class ChargePoint:
 
     async def connect(self, port):
         options = {"subprotocols": [f"ocpp{self.version}"], "ping_interval": None}
+        options["open_timeout"] = 120
         self.use(await connect(f"ws://127.0.0.1:{port}/ocpp/{self.name}", **options))
 
     def use(self, link):
@@ -199,7 +200,7 @@ class ChargePoint:
         answer = self.waiting[str(self.number)] = asyncio.get_running_loop().create_future()
         try:
             await self.link.send(json.dumps([2, str(self.number), action, payload]))
-            return await asyncio.wait_for(answer, 20)
+            return await asyncio.wait_for(answer, 120)
         except (ConnectionClosed, asyncio.CancelledError):
             return None
 
@@ -371,7 +372,7 @@ class Loop:
         process, self.process = self.process, None
         begun = time.monotonic()
         process.send_signal(how)
-        await asyncio.wait_for(process.wait(), 30)
+        await asyncio.wait_for(process.wait(), 120)
         if how == signal.SIGTERM:
             self.counts["SIGTERM"] += 1
             self.counts["SIGTERM within 5 s"] += time.monotonic() - begun < 5
@@ -393,7 +394,7 @@ class Loop:
             data = None if body is None else json.dumps(body).encode()
             try:
                 request = Request(f"http://127.0.0.1:{self.ports[0]}{path}", data, headers)
-                with urlopen(request, timeout=30) as found:
+                with urlopen(request, timeout=120) as found:
                     return found.status, json.load(found)
             except OSError as error:
                 return getattr(error, "code", 0), {}

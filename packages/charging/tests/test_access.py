@@ -171,6 +171,7 @@ def dial(port, *, password=PASSWORD, scheme="ws", **more):
         f"{scheme}://127.0.0.1:{port}/ocpp/P00",
         subprotocols=["ocpp1.6"],
         additional_headers=headers,
+        open_timeout=60,
         **more,
     )
 
@@ -255,7 +256,7 @@ def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):
 
 def test_half_sent_requests_do_not_starve_a_charge_point(run, tmp_path):
     async def story(port):
-        async with dial(port, open_timeout=60) as link:
+        async with dial(port) as link:
             with listening(link) as client:
                 await client.boot()
 
