@@ -75,7 +75,7 @@ SLOW_FILES = (
     *("test_schedulers", "test_portfolio_domain", "test_training", "test_gymnasium"),
     *("test_commands", "test_charging_backtest", "test_everything_registered", "test_fig3_4"),
     *("test_federation", "test_serve", "test_committed", "test_forecasts", "test_mpc", "test_docs"),
-    *("test_controller", "test_executors", "test_ocpp", "test_runner"),
+    *("test_controller", "test_executors", "test_access", "test_runner"),
     *("test_strategy", "test_damaged_files", "test_recipe"),
     *("test_federated_training",),
 )

@@ -22,7 +22,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,7 +75,7 @@ LIVE = (
 SERVER = """
 import struct, sys
 from apportion_charging import clock, ocpp
-ocpp._POLL_SECONDS, ocpp._REPLY_SECONDS, path = 0.01, 0.5, sys.argv.pop(1)
+ocpp._POLL_SECONDS, ocpp._REPLY_SECONDS, path = 0.01, 2.0, sys.argv.pop(1)
 clock.now = lambda: struct.unpack("d", open(path, "rb").read())[0]
 from apportion.cli import main
 main()
@@ -133,7 +133,7 @@ def draw_cars(days, rng):
     return cars
 
 
-async def until(condition, seconds=30.0):
+async def until(condition, seconds=120.0):
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -148,7 +148,6 @@ class ChargePoint:
         self.link, self.reading, self.waiting, self.number = None, None, {}, 0
         self.default, self.profile, self.transaction = None, None, None
         self.wh, self.heard, self.answers = 1000.0, -1e9, "Accepted"
-        self.connected_at = 0.0
 
     def stamp(self):
         return datetime.fromtimestamp(self.clock(), UTC).isoformat().replace("+00:00", "Z")
@@ -163,11 +162,12 @@ class ChargePoint:
 
     async def connect(self, port):
         options = {"subprotocols": [f"ocpp{self.version}"], "ping_interval": None}
+        options["open_timeout"] = 120
         self.use(await connect(f"ws://127.0.0.1:{port}/ocpp/{self.name}", **options))
 
     def use(self, link):
         """Talk over an open connection."""
-        self.link, self.connected_at = link, self.clock()
+        self.link = link
         self.reading = asyncio.create_task(self._read(link))
 
     async def drop(self):
@@ -200,7 +200,7 @@ class ChargePoint:
         answer = self.waiting[str(self.number)] = asyncio.get_running_loop().create_future()
         try:
             await self.link.send(json.dumps([2, str(self.number), action, payload]))
-            return await asyncio.wait_for(answer, 20)
+            return await asyncio.wait_for(answer, 120)
         except (ConnectionClosed, asyncio.CancelledError):
             return None
 
@@ -326,6 +326,8 @@ class Loop:
         """Live limits by name: the value, the minute of its end, and whether that can only lower it."""
         self.wanted_kw, self.beat, self.before, self.excused = None, None, None, None
         self.process, self.ports, self.errors, self.seed = None, None, [], seed
+        self.log = deque(maxlen=40)
+        """The last faults and lines of the server's log, with their minutes."""
         self.unanswered: Counter[str] = Counter()
         """Minutes since a car's last answer in which its charge point could receive one."""
         (self.folder / "clock").write_bytes(struct.pack("d", self.now()))
@@ -360,8 +362,9 @@ class Loop:
                 await self.connect(name)
 
     async def _listen(self, process):
-        """Keep what the server logs as errors."""
+        """Keep what the server logs, errors separately."""
         async for line in process.stderr:
+            self.log.append((self.minute, line.decode().strip()))
             if b"Traceback" in line or b"a decision failed" in line:
                 self.errors.append(line.decode())
 
@@ -369,7 +372,7 @@ class Loop:
         process, self.process = self.process, None
         begun = time.monotonic()
         process.send_signal(how)
-        await asyncio.wait_for(process.wait(), 30)
+        await asyncio.wait_for(process.wait(), 120)
         if how == signal.SIGTERM:
             self.counts["SIGTERM"] += 1
             self.counts["SIGTERM within 5 s"] += time.monotonic() - begun < 5
@@ -391,7 +394,7 @@ class Loop:
             data = None if body is None else json.dumps(body).encode()
             try:
                 request = Request(f"http://127.0.0.1:{self.ports[0]}{path}", data, headers)
-                with urlopen(request, timeout=30) as found:
+                with urlopen(request, timeout=120) as found:
                     return found.status, json.load(found)
             except OSError as error:
                 return getattr(error, "code", 0), {}
@@ -545,7 +548,7 @@ class Loop:
             if any(self.points[name].in_force() for name in removed):
                 # A station that neither the site file nor a state describes cannot be counted.
                 kind = "restart" if kind == "lost state" else kind
-            self.counts[kind] += 1
+            self.count(kind, "server")
             await self.stop(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
             if kind == "lost state":
                 for path in (*self.folder.glob("state*.json"), *self.folder.glob("state.lock")):
@@ -560,7 +563,7 @@ class Loop:
             kind = str(self.rng.choice(self.station_faults))
             if name in self.back:
                 return changed
-            self.counts[kind] += 1
+            self.count(kind, name)
             self.back[name] = self.minute + int(self.rng.integers(1, 10))
             if kind in ("disconnect", "reconnect"):
                 await self.points[name].drop()
@@ -571,6 +574,10 @@ class Loop:
                 await self.connect(name)
             changed = True
         return changed
+
+    def count(self, fault, where):
+        self.counts[fault] += 1
+        self.log.append((self.minute, f"{where}: {fault}"))
 
     async def send_meters(self):
         for name, car in self.here.items():
@@ -621,7 +628,7 @@ class Loop:
                 self.unanswered[name] += 1
             longest = self.counts["longest without an answer, minutes"]
             self.counts["longest without an answer, minutes"] = max(longest, self.unanswered[name])
-            assert self.unanswered[name] <= 2 * PERIOD, (self.minute, name, "no answer")
+            assert self.unanswered[name] <= 2 * PERIOD, (self.minute, name, "no answer", self.log)
 
     def phases_of(self, name):
         """The site's phases that the car at a station may use."""
@@ -666,6 +673,7 @@ class Loop:
             "minute": self.minute, "used": used.tolist(), "limit": limit.tolist(),
             "force": {name: point.in_force() for name, point in self.points.items()},
             "held": held.tolist(), "up": self.process is not None, "live": self.live,
+            "log": self.log,
         }  # fmt: skip
 
 

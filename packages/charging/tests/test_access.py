@@ -3,17 +3,13 @@
 import asyncio
 import base64
 import json
-import os
 import re
 import runpy
-import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,7 +19,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 from garage_loop import ChargePoint, until
-from test_serve import NOW, SITE, certificate, run  # noqa: F401
+from served import JSON, NOW, SITE, TOKEN, ask, serving
+from test_serve import certificate
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -31,9 +28,8 @@ from apportion_charging.limits import LiveLimits
 from apportion_charging.site import Branch, Site
 from cli.command import apportion as command
 from cli.command import assert_refused
+from report.test_report import wait
 
-TOKEN = "of this page's tests"
-JSON = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
 PASSWORD = "correct horse"
 SAFE = Site(
     SITE.stations,
@@ -44,48 +40,8 @@ SAFE = Site(
 )
 
 
-@contextmanager
-def serving(folder, *options, token=TOKEN, files=None):
-    """A server process: its two ports, and what it says until it ends."""
-    environment = {name: x for name, x in os.environ.items() if name != "APPORTION_TOKEN"}
-    environment |= {} if token is None else {"APPORTION_TOKEN": token}
-    given = [sys.executable, "-m", "apportion", "serve", folder, "--port", "0", *map(str, options)]
-    if files is not None:
-        given = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *given]
-    with subprocess.Popen(given, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        said, last = "", "charge points connect" if "--ocpp" in options else "serving"
-        while last not in said:
-            assert process.poll() is None, said
-            said += process.stderr.readline()
-        found = {"said": said, "ports": [int(x) for x in re.findall(r"127.0.0.1:(\d+)", said)]}
-        try:
-            yield found
-        finally:
-            process.send_signal(signal.SIGTERM)
-            found["said"] += process.communicate(timeout=20)[1]
-
-
-def ask(port, method, path, body=None, **headers):
-    """Status and JSON or text of an answer; a header of None is left out."""
-    sent = {name.replace("_", "-").lower(): value for name, value in headers.items()}
-    usual = {name.lower(): value for name, value in JSON.items()} if method == "POST" else {}
-    link = HTTPConnection("127.0.0.1", port, timeout=20)
-    link.putrequest(method, path, skip_host="host" in sent)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    every = usual | sent | ({"content-length": str(len(data))} if method == "POST" else {})
-    for name, value in every.items():
-        if value is not None:
-            link.putheader(name, value)
-    link.endheaders(data if method == "POST" else None)
-    answer = link.getresponse()
-    text = answer.read().decode()
-    link.close()
-    is_json = "json" in answer.headers.get("content-type", "")
-    return answer.status, json.loads(text) if is_json else text
-
-
 @pytest.fixture(scope="module")
-def garage(run, tmp_path_factory):  # noqa: F811
+def garage(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("garage")
     (folder / "site.toml").write_text(SAFE.to_toml())
     options = ("--site", folder / "site.toml", "--allowed-hosts", "garage.example", "--every", "1")
@@ -111,57 +67,52 @@ def garage(run, tmp_path_factory):  # noqa: F811
     ],
 )
 def test_a_write_needs_the_token_json_and_a_known_host_and_origin(garage, headers, status):
-    before = ask(garage, "GET", "/health")[1]["decisions"]
-    assert ask(garage, "POST", "/allocate", NOW, **headers)[0] == status
-    assert ask(garage, "GET", "/health")[1]["decisions"] == before + (status == 200)
-    assert ask(garage, "POST", "/limits", {}, **headers)[0] == (400 if status == 200 else status)
+    before = ask(garage, "/health")[1]["decisions"]
+    assert ask(garage, "/allocate", NOW, **headers)[0] == status
+    assert ask(garage, "/health")[1]["decisions"] == before + (status == 200)
+    assert ask(garage, "/limits", {}, **headers)[0] == (400 if status == 200 else status)
     for path in ("/", "/state", "/health", "/metrics"):
-        assert ask(garage, "GET", path)[0] == 200
-    assert ask(garage, "GET", "/state", host="evil.example")[0] == 403
+        assert ask(garage, path)[0] == 200
+    assert ask(garage, "/state", host="evil.example")[0] == 403
 
 
-def test_a_token_is_made_for_its_owner_alone_and_kept(run, tmp_path):  # noqa: F811
-    site, state = run.parent / "site.toml", tmp_path / "state.json"
+def test_a_token_is_made_for_its_owner_alone_and_kept(run, tmp_path):
     made, tokens = tmp_path / "state.token", []
+    # As a process that was killed before it wrote the token leaves it.
+    made.touch(0o644)
     for _ in range(2):
-        with serving(run, "--site", site, "--state", state, token=None) as found:
+        with serving(run, "--state", tmp_path / "state.json", token=None) as found:
             assert f"writes need the token in {made}" in found["said"]
             assert made.stat().st_mode & 0o777 == 0o600
             tokens.append(made.read_text())
             bearer = f"Bearer {tokens[0]}"
-            assert ask(found["ports"][0], "POST", "/allocate", NOW, authorization=bearer)[0] == 200
+            assert ask(found["ports"][0], "/allocate", NOW, authorization=bearer)[0] == 200
     assert tokens[0] == tokens[1]
     given = tmp_path / "mine"
     given.write_text("mine\n")
-    with serving(run, "--site", site, "--token-file", given) as found:
-        assert ask(found["ports"][0], "POST", "/allocate", NOW)[0] == 401
-        assert (
-            ask(found["ports"][0], "POST", "/allocate", NOW, authorization="Bearer mine")[0] == 200
-        )
+    with serving(run, "--token-file", given) as found:
+        assert ask(found["ports"][0], "/allocate", NOW)[0] == 401
+        assert ask(found["ports"][0], "/allocate", NOW, authorization="Bearer mine")[0] == 200
 
 
 def limits_of(port):
-    return {limit["name"]: limit for limit in ask(port, "GET", "/state")[1]["limits"]}
+    return {limit["name"]: limit for limit in ask(port, "/state")[1]["limits"]}
 
 
 def test_live_limits_hold_for_phases_and_branches_and_expire_to_the_safe_ones(garage):
     def amperes():
-        return ask(garage, "POST", "/allocate", NOW)[1]["allocation_a"]
+        return ask(garage, "/allocate", NOW)[1]["allocation_a"]
 
-    ask(
-        garage,
-        "POST",
-        "/limits",
-        {"limits": {"feeder": {"a": 32}, "north": {"a": 99}}, "ttl_s": 60},
-    )
+    body = {"limits": {"feeder": {"a": 32}, "north": {"a": 99}}, "ttl_s": 600}
+    ask(garage, "/limits", body)
     shown = limits_of(garage)
     assert shown["north L2"]["limit"] == 32
     assert amperes()["P00"] > 10
     assert shown["feeder"]["limit"] == pytest.approx(32 * 0.69)
     assert shown["feeder L3"]["source"] == "live"
-    assert 0 <= shown["feeder L3"]["age_s"] < 20
-    body = {"limits": {"feeder L2": {"kw": 2.3}, "north L3": {"a": 7}}, "ttl_s": 1.5}
-    assert ask(garage, "POST", "/limits", body)[0] == 200
+    assert 0 <= shown["feeder L3"]["age_s"] < 600
+    body = {"limits": {"feeder L2": {"kw": 2.3}, "north L3": {"a": 7}}, "ttl_s": 600}
+    assert ask(garage, "/limits", body)[0] == 200
     assert limits_of(garage)["feeder L2"]["limit"] == 10
     assert limits_of(garage)["north L3"]["limit"] == 7
     assert sum(amperes().values()) <= 10
@@ -175,13 +126,14 @@ def test_live_limits_hold_for_phases_and_branches_and_expire_to_the_safe_ones(ga
         {"limits": [], "ttl_s": 9},
     ):
         before = limits_of(garage)["feeder L1"]["limit"]
-        assert ask(garage, "POST", "/limits", bad)[0] == 400
+        assert ask(garage, "/limits", bad)[0] == 400
         assert limits_of(garage)["feeder L1"]["limit"] == before
-    time.sleep(1.5)
+    ask(garage, "/limits", body | {"ttl_s": 0.1})
+    wait(lambda: limits_of(garage)["north L3"]["source"] == "safe", seconds=60)
     shown = limits_of(garage)
     assert (shown["feeder L2"]["limit"], shown["feeder L2"]["source"]) == (10, "safe")
     assert (shown["north L3"]["limit"], shown["north L3"]["source"]) == (8, "safe")
-    assert 'apportion_limit_amperes{name="north L3"} 8.0' in ask(garage, "GET", "/metrics")[1]
+    assert 'apportion_limit_amperes{name="north L3"} 8.0' in ask(garage, "/metrics")[1]
 
 
 def test_live_limits_survive_a_restart_and_without_a_safe_limit_the_last_stays(tmp_path):
@@ -204,11 +156,11 @@ def write(path, text):
 
 
 @contextmanager
-def charging(run, tmp_path, *options, **more):  # noqa: F811
+def charging(run, tmp_path, *options, **more):
     """A server for charge points with a password."""
     passwords = write(tmp_path / "passwords.toml", f'P00 = "{PASSWORD}"\n')
-    given = ("--site", run.parent / "site.toml", "--ocpp", "0", "--every", "2")
-    with serving(run, *given, "--ocpp-passwords", passwords, *options, **more) as found:
+    given = ("--ocpp", "0", "--every", "2", "--ocpp-passwords", passwords)
+    with serving(run, *given, *options, **more) as found:
         yield found
 
 
@@ -219,6 +171,7 @@ def dial(port, *, password=PASSWORD, scheme="ws", **more):
         f"{scheme}://127.0.0.1:{port}/ocpp/P00",
         subprotocols=["ocpp1.6"],
         additional_headers=headers,
+        open_timeout=60,
         **more,
     )
 
@@ -233,7 +186,7 @@ def listening(link):
         client.reading.cancel()
 
 
-def test_a_charge_point_needs_its_password_and_a_limit_that_expires_is_sent(run, tmp_path):  # noqa: F811
+def test_a_charge_point_needs_its_password_and_a_limit_that_expires_is_sent(run, tmp_path):
     async def story(http, port):
         for refused in ({"password": "wrong"}, {"password": None}):
             with pytest.raises(InvalidStatus, match="401"):
@@ -246,25 +199,27 @@ def test_a_charge_point_needs_its_password_and_a_limit_that_expires_is_sent(run,
                 with pytest.raises(InvalidStatus, match="401"):
                     await dial(port, password="wrong")
                 await client.plug()
-                await until(lambda: client.profile and client.profile[0] == 32.0)
-                body = {"limits": {"feeder": {"a": 14}}, "ttl_s": 1.5}
-                assert (await asyncio.to_thread(ask, http, "POST", "/limits", body))[0] == 200
-                assert client.in_force() == 14.0
+                await until(lambda: client.profile and client.profile[0] == 8.0)
+                for seconds, amperes in ((600, 14.0), (0.1, 8.0)):
+                    body = {"limits": {"feeder": {"a": 14}, "north": {"a": 14}}, "ttl_s": seconds}
+                    assert (await asyncio.to_thread(ask, http, "/limits", body))[0] == 200
+                    await until(lambda amperes=amperes: client.in_force() == amperes)
                 await client.meter()
             async with dial(port):
-                await asyncio.wait_for(link.wait_closed(), 5)
-        return (await asyncio.to_thread(ask, http, "GET", "/metrics"))[1]
+                await asyncio.wait_for(link.wait_closed(), 60)
+        return (await asyncio.to_thread(ask, http, "/metrics"))[1]
 
-    with charging(run, tmp_path) as found:
+    site = write(tmp_path / "site.toml", SAFE.to_toml())
+    with charging(run, tmp_path, "--site", site) as found:
         metrics = asyncio.run(story(*found["ports"]))
     assert re.search(r"^apportion_disconnections_total [1-9]", metrics, re.MULTILINE)
     assert "apportion_profiles_rejected_total 0" in metrics
     assert 'apportion_meter_age_seconds{station="P00"} ' in metrics
-    assert re.search(r"^apportion_decision_seconds 0\.\d", metrics, re.MULTILINE)
+    assert re.search(r"^apportion_decision_seconds \d", metrics, re.MULTILINE)
     assert "no password for charge point B" in found["said"]
 
 
-def test_charge_points_without_passwords_are_refused_unless_opened(run, tmp_path):  # noqa: F811
+def test_charge_points_without_passwords_are_refused_unless_opened(run, tmp_path):
     assert_refused(
         command("serve", run, "--port", 0, "--ocpp", 0), "--ocpp-passwords", "--ocpp-open"
     )
@@ -275,7 +230,7 @@ def test_charge_points_without_passwords_are_refused_unless_opened(run, tmp_path
     assert "--ocpp-key" in command(*given, "--ocpp-cert", other).stderr
 
 
-def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):  # noqa: F811
+def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):
     made = (
         f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -keyout {tmp_path}/key.pem"
     )
@@ -299,9 +254,9 @@ def test_charge_points_connect_by_tls_with_a_certificate(run, tmp_path):  # noqa
         asyncio.run(story(found["ports"][1]))
 
 
-def test_half_sent_requests_do_not_starve_a_charge_point(run, tmp_path):  # noqa: F811
+def test_half_sent_requests_do_not_starve_a_charge_point(run, tmp_path):
     async def story(port):
-        async with dial(port, open_timeout=5) as link:
+        async with dial(port) as link:
             with listening(link) as client:
                 await client.boot()
 
@@ -309,7 +264,7 @@ def test_half_sent_requests_do_not_starve_a_charge_point(run, tmp_path):  # noqa
         http, port = found["ports"]
         sockets = []
         for number in range(260):
-            link = opened.enter_context(socket.create_connection(("127.0.0.1", http), 10))
+            link = opened.enter_context(socket.create_connection(("127.0.0.1", http), 60))
             body = b"POST /allocate HTTP/1.1\r\nHost: localhost\r\n"
             if number % 2:
                 body += b"Authorization: Bearer %b\r\nContent-Length: 9\r\n" % TOKEN.encode()
@@ -319,17 +274,17 @@ def test_half_sent_requests_do_not_starve_a_charge_point(run, tmp_path):  # noqa
         asyncio.run(story(port))
         ends = {link.recv(99).split(b"\r\n")[0] for link in (sockets[0], sockets[1], sockets[-1])}
         assert b"HTTP/1.1 408 Request Timeout" in ends
-        assert ask(http, "GET", "/health")[0] == 200
+        assert ask(http, "/health")[0] == 200
         asyncio.run(story(port))
     assert "Traceback" not in found["said"]
 
 
-def test_work_per_request_is_bounded_and_a_client_that_leaves_is_one_line(run, tmp_path):  # noqa: F811
-    with serving(run, "--site", run.parent / "site.toml") as found:
+def test_work_per_request_is_bounded_and_a_client_that_leaves_is_one_line(run, tmp_path):
+    with serving(run) as found:
         port = found["ports"][0]
         fields = {"id": "P00", "plugged": True} | {f"requested_{n}": 1 for n in range(20_000)}
         for stations in ([fields], 60_000 * [{"id": "P00"}]):
-            status, answer = ask(port, "POST", "/allocate", NOW | {"stations": stations})
+            status, answer = ask(port, "/allocate", NOW | {"stations": stations})
             assert status == 400
             assert "stations" in answer["error"] or "fields" in answer["error"]
         with socket.create_connection(("127.0.0.1", port)) as link:
@@ -338,20 +293,20 @@ def test_work_per_request_is_bounded_and_a_client_that_leaves_is_one_line(run, t
             link.sendall(b"Content-Length: 99\r\n\r\n{")
             time.sleep(0.3)
         time.sleep(0.3)
-        assert ask(port, "GET", "/health")[0] == 200
+        assert ask(port, "/health")[0] == 200
     after = found["said"].partition("serving")[2].splitlines()[1:]
     assert len([line for line in after if "a client left" in line]) == 1, after
     assert "Traceback" not in found["said"]
 
 
-def test_trust_by_hand_overrides_the_certificate_and_says_so(run, tmp_path):  # noqa: F811
+def test_trust_by_hand_overrides_the_certificate_and_says_so(run, tmp_path):
     certificate(tmp_path)
-    given = ("--site", run.parent / "site.toml", "--certificate", tmp_path / "certificate.json")
-    for trust, expected, why in (((), 0.75, "certified"), (("--trust", 0.5), 0.5, "by hand")):
-        with serving(run, *given, *trust) as found:
-            state = ask(found["ports"][0], "GET", "/state")[1]
-            assert (state["trust"], why in state["why"]) == (expected, True)
-            assert state["why"] in found["said"]
+    given = ("--certificate", tmp_path / "certificate.json", "--trust", 0.5)
+    with serving(run, *given) as found:
+        state = ask(found["ports"][0], "/state")[1]
+    assert state["trust"] == 0.5
+    assert state["why"] == "--trust by hand, which overrides the certificate (75 %)"
+    assert state["why"] in found["said"]
 
 
 class Citrine(BaseHTTPRequestHandler):
@@ -390,7 +345,7 @@ def test_the_example_shares_power_among_the_cars_of_another_central_system(garag
         at, in_force = f"http://127.0.0.1:{server.server_port}", {}
         given = (at, f"{at}/v1/graphql", f"http://127.0.0.1:{garage}", TOKEN, in_force)
         body = {"limits": {"feeder": {"a": 12}, "north": {"a": 32}}, "ttl_s": 60}
-        assert ask(garage, "POST", "/limits", body)[0] == 200
+        assert ask(garage, "/limits", body)[0] == 200
         Citrine.transactions = [car("P00", "7")]
         adapter["share_power"](*given)
         assert Citrine.sent == [("P00", 12)]
@@ -399,7 +354,7 @@ def test_the_example_shares_power_among_the_cars_of_another_central_system(garag
         assert [name for name, _ in Citrine.sent[1:]] == ["P00", "B"]
         assert sum(in_force.values()) <= 12
         before, Citrine.success = dict(in_force), False
-        ask(garage, "POST", "/limits", {"limits": {"feeder": {"a": 0}}, "ttl_s": 60})
+        ask(garage, "/limits", {"limits": {"feeder": {"a": 0}}, "ttl_s": 60})
         adapter["share_power"](*given)
         assert in_force == before
         server.shutdown()

@@ -9,10 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.domains.demonstration import SINGLE_TASKS
 from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion.runs.policy_file import save_policy
+from apportion.runs.progress import Quiet
 from apportion.trees import take
+from apportion_charging import demonstration
 from apportion_charging.backtest import (
     OPTIMUM,
     POLICY,
@@ -97,6 +100,26 @@ def test_the_card_of_a_test_compares_with_the_rule_that_is_best_for_the_objectiv
         card = _card("here", own)
         assert f"over {own.best_rule}, the best rule: here" in card["label"]
         assert card["value"] == f"{100 * leads[own.best_rule]:+.2f} points"
+
+
+def test_the_demonstration_compares_with_the_rule_that_serves_most(untrained, monkeypatch):
+    tested, shape = [], (demonstration._REPETITIONS, 2 + SINGLE_TASKS)
+
+    def backtest(*given, **options):
+        tested.append(backtest_schedules(*given, **options))
+        return tested[-1]
+
+    policies = jax.tree.map(lambda x: np.broadcast_to(x, (*shape, *x.shape)), untrained)
+    monkeypatch.setattr(demonstration, "train_methods", lambda *given, **options: policies)
+    monkeypatch.setattr(demonstration, "backtest_schedules", backtest)
+    monkeypatch.setattr(demonstration, "_TESTED", ("2021-05-01", "2021-05-14"))
+    shown = demonstration.demonstrate_charging(0, Quiet())
+    # Networks are named by their places, such as "(0, 1)".
+    rules = {n: x for n, x in tested[0].served.items() if n != POLICY and not n.startswith("(")}
+    assert rules.keys() > {"equal", "llf"}
+    best = max(rules, key=lambda name: rules[name])
+    level = shown.levels.set_index("method").level
+    assert level[f"best rule ({best})"] == pytest.approx(100 * rules[best], rel=0.1)
 
 
 def test_a_result_shows_itself(tested, untrained, garages):

@@ -30,7 +30,7 @@ def served(words: list[str]):
             said += process.stderr.readline()
         yield
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, process.stderr.read()
+        assert process.wait(120) == 0, process.stderr.read()
 
 
 def follow(page: str) -> None:

@@ -37,7 +37,12 @@ SITE = Site(
 )
 FRAME = read_sessions()
 FRAME = FRAME[(FRAME.site == "jpl") & FRAME.station.astype(str).isin(NAMES)]
-DAYS = Days.of(FRAME, "jpl", SITE, mixed=3)
+RNG = np.random.default_rng(3)
+DAYS = Days.of(FRAME.assign(max_kw=RNG.choice([3.7, 11.0, 22.0], len(FRAME))), "jpl", SITE)
+# A third of the cars uses one phase.
+SINGLE = (RNG.random(len(FRAME)) < 1 / 3)[DAYS.garage.number]
+CAR_SHARE = np.where(SINGLE, 1 / DAYS.wiring.phases[:, None], 1) * DAYS.garage.there
+DAYS = replace(DAYS, garage=replace(DAYS.garage, car_share=CAR_SHARE.astype(np.float32)))
 PREDICTOR = Predictor.fit(DAYS.between("2019-01-01", "2019-12-31"))
 ABOUT = {"job": "charging", "predictor": PREDICTOR.to_dict(), "channels": CHANNELS}
 FORTNIGHT = add_forecasts(DAYS.between("2019-05-06", "2019-05-19"), PREDICTOR)

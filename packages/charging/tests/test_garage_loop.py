@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ocpp")
-from garage_loop import HttpLoop, Loop, compare, end_under_traffic, make_run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("loop"))
+from garage_loop import HttpLoop, Loop, compare, end_under_traffic
 
 
 @pytest.mark.parametrize("kind", [Loop, HttpLoop])
@@ -25,7 +20,7 @@ def test_three_hours_of_faults_keep_every_limit(run, tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Loop, HttpLoop])
 def test_a_day_of_faults_serves_what_the_undisturbed_garage_does(run, kind):
-    # Over seeds the difference of a day has a standard deviation of about 0.3 points.
+    # Over seeds the difference of a day has a standard deviation of 0.55 points.
     plain, disturbed, counts = compare(run, seed=12, days=1, kind=kind)
     assert abs(plain - disturbed) < 0.01
     assert counts["minutes"] == 1440

@@ -1,143 +1,61 @@
-"""`apportion serve` as a garage asks it: by HTTP, by its page, by a charge point, and by a signal."""
+"""`apportion serve` as a garage calls it: by HTTP, by its page, by a charge point, and by a signal."""
 
 import asyncio
 import json
 import logging
-import os
 import re
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
-import jax
 import pytest
 
 pytest.importorskip("uvicorn")
-from garage_loop import ABOUT, ChargePoint, make_run, until
+from garage_loop import ChargePoint, until
+from served import HOSTILE, NOW, SITE, ask, serving
 
 import apportion_charging
-from apportion.policy import Pooled
-from apportion_charging.controller import Controller
-from apportion_charging.problem import CHANNELS
-from apportion_charging.serve import Service, _bind, _CertificateGate, _run_service
-from apportion_charging.site import Branch, Site, Station
+from apportion_charging.serve import _bind, _CertificateGate
 from cli.command import apportion as command
 from cli.command import assert_refused
 from report.test_report import browser, errors, wait  # noqa: F401
 
-TOKEN = os.environ["APPORTION_TOKEN"] = "a token of the tests"
-HEADERS = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-HOSTILE = "<img src=x onerror=alert(1)>"
-SITE = Site(
-    {
-        "P00": Station(32.0),
-        "B": Station(16.0, (2,)),
-        "C": Station(16.0, (3,)),
-        HOSTILE: Station(32.0),
-    },
-    feeder_a=40.0,
-    branches={"north": Branch(32.0, ("P00", "B"))},
-    period_minutes=5,
-)
-NOW = {
-    "time": "2026-03-02 09:00",
-    "stations": [
-        {"id": "P00", "plugged": True, "arrival": "2026-03-02 08:10", "requested_kwh": 20,
-         "stated_departure": "2026-03-02 12:00", "delivered_kwh": 3.0, "drawn_kw": 6.2},
-        {"id": "B", "plugged": False},
-        {"id": "C", "plugged": True, "arrival": "2026-03-02 07:30", "full": True},
-        {"id": HOSTILE, "plugged": True, "arrival": "2026-03-02 08:30"},
-    ],
-}  # fmt: skip
-
-
-def policy():
-    return Pooled(CHANNELS, 4, key=jax.random.key(0))
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A finished run of an untrained policy."""
-    folder = tmp_path_factory.mktemp("serve")
-    (folder / "site.toml").write_text(SITE.to_toml())
-    return make_run(folder)
+def garage(run):
+    """The port of a server."""
+    with serving(run) as found:
+        yield found["ports"][0]
 
 
-@contextmanager
-def serving(controller, folder):
-    """A service at a port of its own, in a thread; its address and itself."""
-    site = controller.site
-    gate = _CertificateGate(folder / "certificate.json", site, "llf", 1.0)
-    service = Service(controller, gate, every=1.0)
-    service.token = TOKEN
-    opened = socket.create_server(("127.0.0.1", 0))
-    stop, loop = asyncio.Event(), asyncio.new_event_loop()
-    running = _run_service(service, opened, None, stop)
-    thread = threading.Thread(target=lambda: loop.run_until_complete(running))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{opened.getsockname()[1]}", service
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-    assert not thread.is_alive()
-    loop.close()
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """The garage above, served."""
-    with serving(Controller(policy(), ABOUT, SITE), tmp_path_factory.mktemp("gate")) as found:
-        yield found
-
-
-def ask(address, body=None):
-    """Status and text of an answer."""
-    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    try:
-        with urlopen(Request(address, data=data, headers=HEADERS), timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as refused:
-        return refused.code, refused.read().decode()
-
-
-def test_http_answers_what_the_controller_decides_and_shows_it(served):
-    address, service = served
-    code, text = ask(f"{address}/allocate", NOW | {"capacity_kw": SITE.capacity_kw})
-    offers = json.loads(text)
+def test_http_answers_what_the_controller_decides_and_shows_it(garage):
+    code, offers = ask(garage, "/allocate", NOW | {"capacity_kw": SITE.capacity_kw})
     assert code == 200
-    assert offers == service.offers.to_json() | {"warnings": []}
-    assert offers["decided_by"] == "policy"
+    assert (offers["decided_by"], offers["warnings"]) == ("policy", [])
     told = offers["allocation_a"]
     assert told["C"] == told["B"] == 0
     assert 6 <= told["P00"] <= 32
     assert told["P00"] + told[HOSTILE] <= 40
-    state = json.loads(ask(f"{address}/state")[1])
+    state = ask(garage, "/state")[1]
     assert {s["id"]: s["offered_a"] for s in state["stations"]} == told
     assert [s["plugged"] for s in state["stations"]] == [True, False, True, True]
     assert [limit["name"] for limit in state["limits"]] == [
         *("feeder", "feeder L1", "feeder L2", "feeder L3", "north L1", "north L2", "north L3")
     ]
     assert all(limit["used"] <= limit["limit"] + 1e-6 for limit in state["limits"])
-    assert json.loads(ask(f"{address}/health")[1])["status"] == "ok"
-    metrics = ask(f"{address}/metrics")[1]
+    assert ask(garage, "/health")[1]["status"] == "ok"
+    metrics = ask(garage, "/metrics")[1]
     for line in (
         "apportion_cars 3",
         'apportion_decisions_total{by="policy"} 1',
         f'apportion_station_offered_amperes{{station="P00"}} {told["P00"]}',
         "# TYPE apportion_decisions_total counter",
-        f"apportion_capacity_kilowatts {SITE.capacity_kw:g}",
+        f'apportion_limit_kilowatts{{name="feeder"}} {SITE.capacity_kw:g}',
     ):
         assert line in metrics.splitlines()
-    code, text = ask(f"{address}/allocate", NOW | {"time": "2026-03-02 09:05", "capacity_kw": 0})
-    assert not any(json.loads(text)["allocation_a"].values())
-    assert json.loads(ask(f"{address}/state")[1])["capacity_kw"] == 0
+    closed = NOW | {"time": "2026-03-02 09:05", "capacity_kw": 0}
+    assert not any(ask(garage, "/allocate", closed)[1]["allocation_a"].values())
+    assert ask(garage, "/state")[1]["capacity_kw"] == 0
 
 
 @pytest.mark.parametrize(
@@ -147,25 +65,24 @@ def test_http_answers_what_the_controller_decides_and_shows_it(served):
         (b"[1]", 400, "not a JSON object"),
         (b"[" * 100_000, 400, "not JSON"),
         (b" " * (1 << 20) + b"{}", 413, "more than a megabyte"),
-        ({"stations": [{"id": "D", "plugged": True}]}, 200, "did you mean"),
+        ({"stations": [{"id": "P01", "plugged": True}]}, 200, "station P01 is not one of the site"),
     ],
 )
-def test_what_cannot_be_used_is_answered_in_a_sentence(served, body, code, words):
-    found, text = ask(f"{served[0]}/allocate", body)
-    assert found == code, text
-    assert code == 200 or words in json.loads(text)["error"]
-    assert ask(f"{served[0]}/nothing")[0] == 404
-    assert ask(f"{served[0]}/health")[0] == 200
+def test_what_cannot_be_used_is_answered_in_a_sentence(garage, body, code, words):
+    found, answer = ask(garage, "/allocate", body)
+    assert found == code
+    assert words in str(answer)
+    assert ask(garage, "/nothing")[0] == 404
+    assert ask(garage, "/health")[0] == 200
 
 
 @pytest.mark.browser
-def test_the_page_follows_the_controller(served, browser):  # noqa: F811
-    address, _ = served
+def test_the_page_follows_the_controller(garage, browser):  # noqa: F811
     for minute in range(3):
-        ask(f"{address}/allocate", NOW | {"time": f"2026-03-02 10:0{minute}", "capacity_kw": 27.6})
+        ask(garage, "/allocate", NOW | {"time": f"2026-03-02 10:0{minute}", "capacity_kw": 27.6})
     browser.set_window_size(1280, 900)
     browser.get_log("browser")
-    browser.get(address)
+    browser.get(f"http://127.0.0.1:{garage}")
 
     def text(place):
         return browser.find_element("id", place).text
@@ -178,7 +95,7 @@ def test_the_page_follows_the_controller(served, browser):  # noqa: F811
     assert "north L2" in text("limits")
     bars = browser.find_elements("css selector", "#cars meter")
     assert [float(bar.get_attribute("value")) > 0 for bar in bars] == [True, False, True]
-    ask(f"{address}/allocate", NOW | {"time": "2026-03-02 10:05", "capacity_kw": 0})
+    ask(garage, "/allocate", NOW | {"time": "2026-03-02 10:05", "capacity_kw": 0})
     wait(lambda: "waiting: P00" in text("cards"))
     assert browser.find_elements("css selector", "img[src='x']") == []
     assert [row for row in errors(browser) if "favicon" not in row["message"]] == []
@@ -222,32 +139,23 @@ def test_the_certificate_decides_on_trust_while_it_runs_and_why_is_said(tmp_path
 
 def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):
     state = tmp_path / "state.json"
-    options = (
-        f"--site {run.parent / 'site.toml'} --port 0 --ocpp 0 --ocpp-open --every 2 --state {state}"
-    )
-    given = [sys.executable, "-m", "apportion", "serve", str(run), *options.split()]
-    with subprocess.Popen(
-        given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        said = [process.stderr.readline() for _ in range(3)]
-        ports = [int(found) for found in re.findall(r"127.0.0.1:(\d+)", " ".join(said))]
-        assert "no certificate" in said[0], said
-        try:
-            asyncio.run(one_car(*ports))
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=20)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert re.fullmatch(r"stopped after \d+ decisions; .*state.json\n", out)
-    assert "Traceback" not in err
+    given = ("--ocpp", 0, "--ocpp-open", "--every", 2, "--state", state)
+    with serving(run, *given) as found:
+        asyncio.run(one_car(*found["ports"]))
+    assert "no certificate" in found["said"].splitlines()[0]
+    assert found["code"] == 0
+    assert re.fullmatch(r"stopped after \d+ decisions; .*state.json\n", found["out"])
+    assert "Traceback" not in found["said"]
     assert json.loads(state.read_text())["stations"].keys() == {"P00"}
     assert json.loads(state.with_suffix(".ocpp.json").read_text())["points"]["P00"]["car"]
 
 
 async def one_car(port, ocpp):
-    """A charge point with a car is told its amperes, and anew what its driver says by HTTP."""
-    address = f"http://127.0.0.1:{port}"
+    """A charge point with a car receives its amperes, and new ones after its driver's statement by HTTP."""
+
+    def call(*given):
+        return asyncio.to_thread(ask, port, *given)
+
     client = ChargePoint("P00", SITE.stations["P00"], time.time)
     await client.connect(ocpp)
     await client.boot()
@@ -255,22 +163,19 @@ async def one_car(port, ocpp):
     # The cables of the other stations count until profiles of another server would have ended.
     await until(lambda: client.profile and client.profile[0] == 32.0)
     body = {"capacity_kw": 10.0, "stations": [{"id": "P00", "requested_kwh": 7}, {"id": "P01"}]}
-    code, text = await asyncio.to_thread(ask, f"{address}/allocate", body)
-    assert (code, json.loads(text)["allocation_a"]["P00"]) == (200, 14)
-    assert "station P01 is not one of the site" in json.loads(text)["warnings"][0]
+    code, answer = await call("/allocate", body)
+    assert (code, answer["allocation_a"]["P00"]) == (200, 14)
+    assert "station P01 is not one of the site" in answer["warnings"][0]
     assert client.in_force() == 14.0
-    shown = json.loads((await asyncio.to_thread(ask, f"{address}/state"))[1])
-    assert shown["stations"][0]["confirmed_a"] == 14.0
-    assert shown["stations"][0]["requested_kwh"] == 7
+    shown = (await call("/state"))[1]["stations"][0]
+    assert (shown["confirmed_a"], shown["requested_kwh"]) == (14.0, 7)
     for bad in ("5.0", -1, {}, None):
-        code, text = await asyncio.to_thread(ask, f"{address}/allocate", {"capacity_kw": bad})
-        assert (code, "capacity_kw" in text, client.in_force()) == (400, True, 14.0)
+        code, answer = await call("/allocate", {"capacity_kw": bad})
+        assert (code, "capacity_kw" in answer["error"], client.in_force()) == (400, True, 14.0)
     # A station that does not answer counts with what it may draw.
     client.answers = "Rejected"
-    body = {"limits": {"feeder": {"a": 0}}, "ttl_s": 60}
-    await asyncio.to_thread(ask, f"{address}/limits", body)
-    code, text = await asyncio.to_thread(ask, f"{address}/health")
-    found = json.loads(text)
+    await call("/limits", {"limits": {"feeder": {"a": 0}}, "ttl_s": 60})
+    found = (await call("/health"))[1]
     assert (found["offered_a"]["P00"], found["confirmed_a"]["P00"]) == (0, 14)
     await client.drop()
 

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from garages import STATIONS, WIRING, random_garage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion_charging.days import make_stations
-from apportion_charging.garage import Stations, StationView, initial_state, see
+from apportion_charging.garage import Stations
 from apportion_charging.setpoints import set_points
 from apportion_charging.site import Branch, Site, Station
 
@@ -114,10 +112,3 @@ def test_of_equal_wishes_who_is_on_goes_first_and_who_was_just_switched_on_stays
     assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2]) == [26, 0, 6]
     # No limit is broken for their sake.
     assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2], capacity_kw=1.0) == [0, 0, 0]
-
-
-def view(seed: int, many: int) -> StationView:
-    """So many stations around noon."""
-    stations = jax.tree.map(jnp.asarray, WIRING.at(np.arange(many) % STATIONS))
-    day = random_garage(seed, many)
-    return see(day, stations, initial_state(stations), jnp.int32(48), jnp.float32(30.0))

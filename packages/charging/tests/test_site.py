@@ -56,7 +56,6 @@ def test_a_file_is_read_and_what_is_written_is_read_again(tmp_path):
     ("old", "new", "said"),
     [
         ("feeder_a", "feeder", "there is no 'feeder'; did you mean"),
-        ("max_a = 32", "max_amps = 32", "station N1: there is no 'max_amps'"),
         ("limit_a = 20", "limit = 20", "branch north: there is no 'limit'"),
         (
             "limit_a = 20",
@@ -64,14 +63,10 @@ def test_a_file_is_read_and_what_is_written_is_read_again(tmp_path):
             "branch north: limit_a is -1; it must be a number above 0",
         ),
         ("max_a = 32", 'max_a = "32"', "station N1: max_a is '32'; it must be a number"),
-        ("max_a = 32", "max_a = nan", "max_a is nan"),
-        ("max_a = 32", "max_a = true", "max_a is True"),
         ("max_a = 32", "max_a = 5", "min_a 6 is above max_a 5"),
-        ("volts = 230", "volts = 0", "volts is 0"),
         ('["N1", "N 2"]', '["N3"]', "branch north: there is no station N3"),
         ('["N1", "N 2"]', '"N1"', "give limit_a and a list of stations"),
         ("volts = 230", "feeder_kw = 40", "give one of feeder_a"),
-        ("feeder_a = 63", "", "give one of feeder_a"),
         ("Europe/Berlin", "Berlin", "no such time zone as 'Berlin'"),
         ("period_minutes = 5", "period_minutes = 7", "it must be 5 or 15"),
         ("phases = 1", "phases = 2", "phases must be 1 or 3"),

@@ -174,8 +174,10 @@ def find_token(given: Path | None, kept: Path) -> str:
     if given is None and token:
         return token
     path = given or kept
-    if given is None and not kept.exists():
+    # A process that was killed before it wrote the token leaves an empty file.
+    if given is None and not (kept.exists() and kept.stat().st_size):
         try:
+            kept.unlink(missing_ok=True)
             with open(os.open(kept, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
                 file.write(secrets.token_urlsafe(32))
         except OSError as error:

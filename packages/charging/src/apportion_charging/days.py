@@ -30,9 +30,6 @@ from apportion_charging.garage import (
 from apportion_charging.sessions import count, localize_times
 from apportion_charging.site import Site, Tariff
 
-_MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
-"""Cars of a mixed garage: the current each can take, and on how many phases."""
-
 
 @dataclass(frozen=True, eq=False)
 class Days:
@@ -66,14 +63,8 @@ class Days:
         description: Site,
         *,
         physics: Physics = REAL,
-        mixed: int | None = None,
     ) -> "Days":
         """Create all days of a site from sessions, as returned by `read_sessions`.
-
-        Parameters
-        ----------
-        mixed
-            A seed that draws every car out of `_MIXED_CARS`; otherwise a car takes what its station gives.
 
         Raises
         ------
@@ -92,7 +83,7 @@ class Days:
                 f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
             )
         wiring = make_stations(description)
-        dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
+        dates, garage = _table(rows, station, wiring, description.timezone, physics)
         return cls(site, dates, names, wiring, garage, physics, description.prices)
 
     def __len__(self) -> int:
@@ -201,7 +192,6 @@ def _table(
     wiring: Stations,
     zone: str | None,
     physics: Physics,
-    mixed: int | None,
 ) -> tuple[np.ndarray, Garage]:
     """Arrange rows, sorted by arrival, as days and a table of sessions."""
     times = {
@@ -218,8 +208,8 @@ def _table(
     # If two cars are at one station in the same period, the earlier one has it.
     busy = pd.Series(last).groupby(station).cummax().groupby(station).shift(fill_value=0)
     first = np.maximum(first, busy.to_numpy())
-    car_a, car_share = _cars(rows, station, wiring, mixed)
-    most_kw = car_a * car_share * wiring.kw_per_a[station]
+    car_a = _car_amperes(rows, station, wiring)
+    most_kw = car_a * wiring.kw_per_a[station]
     if physics.taper:
         # The taper slows the last part: the current falls with the remaining need.
         falls = np.log(np.maximum(car_a / TAPER_END_A, 1.001)) / (
@@ -256,7 +246,7 @@ def _table(
         arrived=clock("arrival"),
         need_kwh=spread(need[session]),
         car_a=spread(car_a[session]),
-        car_share=spread(car_share[session]),
+        car_share=spread(1.0),
         requested_kwh=spread(np.nan_to_num(rows.requested_kwh.to_numpy())[session]),
         stated_departure=np.where(spread(stated[session], np.bool_), clock("stated_departure"), 0),
         said_energy=spread(asked[session], np.bool_),
@@ -268,18 +258,9 @@ def _table(
     return calendar, garage
 
 
-def _cars(
-    rows: pd.DataFrame, station: np.ndarray, wiring: Stations, mixed: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The current that each session's car can take, and the share of its station's phases it uses."""
-    cable, phases = wiring.max_a[station].astype(float), wiring.phases[station]
-    if mixed is None:
-        most = cable
-        if "max_kw" in rows:
-            known = rows.max_kw.to_numpy() / wiring.kw_per_a[station]
-            most = np.where(np.isfinite(known), np.minimum(known, cable), cable)
-        return most, np.ones(len(rows))
-    kinds = np.array(_MIXED_CARS)[
-        np.random.default_rng(mixed).integers(len(_MIXED_CARS), size=len(rows))
-    ]
-    return np.minimum(kinds[:, 0], cable), np.minimum(kinds[:, 1], phases) / phases
+def _car_amperes(rows: pd.DataFrame, station: np.ndarray, wiring: Stations) -> np.ndarray:
+    """Return the current that each session's car can take: its station's, or less if `max_kw` says so."""
+    cable = wiring.max_a[station].astype(float)
+    if "max_kw" not in rows:
+        return cable
+    return np.fmin(rows.max_kw.to_numpy() / wiring.kw_per_a[station], cable)

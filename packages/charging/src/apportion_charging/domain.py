@@ -41,14 +41,20 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class _GarageOptions:
-    """The garages that a charging run is tested in."""
+class _FileOptions:
+    """How a file of sessions is read."""
 
     columns: tuple[str, ...] = ()
     """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone; by default
     what the file says, or what the run was trained with."""
+
+
+@dataclass(frozen=True)
+class _GarageOptions(_FileOptions):
+    """The garages that a charging run is tested in."""
+
     site: str | None = None
     """The site to test on, by name or by the TOML file that describes it, which is then tested as a whole;
     needed if the sessions are of several."""
@@ -94,15 +100,11 @@ class ChargingAllocateOptions(ControllerOptions):
 
 
 @dataclass(frozen=True)
-class ChargingCheckOptions:
+class ChargingCheckOptions(_FileOptions):
     """Charging: a file of sessions."""
 
     sessions: Path | None = None
     """CSV or Parquet file of charging sessions."""
-    columns: tuple[str, ...] = ()
-    """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
-    timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
 
 
 class _ChargingDomain(Domain):

@@ -40,8 +40,8 @@ from apportion_charging.site import Site, Station
 
 VALID_PERIODS = 3
 """Periods after which a profile expires, plus one because a charge point's clock may be off."""
-_REPLY_SECONDS = 10.0
-"""Seconds to wait for a reply."""
+_REPLY_SECONDS, _MIN_REPLY_SECONDS = 10.0, 2.0
+"""Seconds to wait for a reply: a quarter of a period, within these bounds."""
 _ATTEMPTS = 4
 """Decisions in a row if charge points do not accept a decrease."""
 _MAX_UNKNOWN_LOGGED = 100
@@ -145,7 +145,7 @@ class ChargePoints:
         self.site, self.limits, self.every = site, limits, every
         self.troubles: dict[tuple[str, str], str] = {}
         """Present problems, by station and topic."""
-        self.reply_seconds = min(_REPLY_SECONDS, every / 4)
+        self.reply_seconds = min(_REPLY_SECONDS, max(_MIN_REPLY_SECONDS, every / 4))
         self.changed = asyncio.Event()
         self.stopping = self.failing = False
         """Whether to end, and whether the last decision failed."""
@@ -407,6 +407,10 @@ class ChargePoints:
                     await self._send_increases(wanted, periodic)
                     break
                 self._unresponsive |= failed
+            else:
+                # No increase is safe now; the other stations keep what they have for another period.
+                others = [x for x in wanted if x.profiles and x.name not in self._unresponsive]
+                await self._send_increases({x: x.bound_a() for x in others}, periodic)
             self._save()
             return offers
 

@@ -99,10 +99,6 @@ class Link(ABC):
         )
         return self.results.MeterValues()
 
-    @on("DataTransfer")
-    def on_data(self, **_: Any) -> Any:
-        return self.results.DataTransfer("UnknownVendorId")
-
 
 class _Link16(Link, ChargePoint16):
     """A connection by OCPP 1.6: the server numbers the transactions."""
@@ -161,10 +157,6 @@ class _Link201(Link, ChargePoint201):
         if state is not None:
             self.owner.on_status(point, state)
         return result201.TransactionEvent()
-
-    @on("NotifyReport")
-    def on_report(self, **_: Any) -> Any:
-        return result201.NotifyReport()
 
 
 LINKS = {"ocpp2.0.1": _Link201, "ocpp1.6": _Link16}

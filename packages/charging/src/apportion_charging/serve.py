@@ -118,9 +118,8 @@ class Service:
         self.points: ChargePoints | None = None
         self.offers: PowerOffers | None = None
         self.decided: Counter[str] = Counter()
-        self.warned = 0
-        self.seconds = self.total_seconds = 0.0
-        """Of the last decision, and of all."""
+        self.seconds = 0.0
+        """Duration of the last decision."""
         self.last: float | None = None
         """Time of the last decision, in seconds since 1970."""
         self._time: Any = None
@@ -133,10 +132,8 @@ class Service:
         begun = time.perf_counter()
         offers = self.controller.allocate(now)
         self.seconds = time.perf_counter() - begun
-        self.total_seconds += self.seconds
         self.offers, self.last = offers, clock.now()
         self.decided[offers.decided_by] += 1
-        self.warned += len(offers.warnings)
         for warning in offers.warnings:
             if warning not in self._said:
                 _log.warning("%s", warning)
@@ -230,21 +227,16 @@ class Service:
         """Format the metrics for Prometheus."""
         state = self.state()
         cars = [station for station in state["stations"] if station["plugged"]]
-        waiting = sum(not car["offered_a"] for car in cars)
         by = {_label("by", who): number for who, number in sorted(self.decided.items())}
         offered = {_label("station", s["id"]): s["offered_a"] for s in state["stations"]}
         shown: list[tuple[str, str, Mapping[str, float]]] = [
             ("offered_kilowatts", "Power offered to cars.", {"": state["offered_kw"]}),
-            ("capacity_kilowatts", "What the feeder gives.", {"": state["capacity_kw"]}),
             ("cars", "Cars plugged in.", {"": len(cars)}),
-            ("cars_waiting", "Cars offered nothing.", {"": waiting}),
             ("trust", "The policy's part in the decision.", {"": state["trust"]}),
             ("last_decision_seconds", "When it was, since 1970.", {"": self.last or 0.0}),
             ("decisions_total", "Decisions, by who made them.", by),
-            ("warnings_total", "Invalid values that were ignored.", {"": self.warned}),
             ("station_offered_amperes", "Offered to each station.", offered),
             ("decision_seconds", "Duration of the last decision.", {"": self.seconds}),
-            ("decision_seconds_total", "Duration of all decisions.", {"": self.total_seconds}),
         ]
         for unit, words in (("kW", "kilowatts"), ("A", "amperes")):
             limits = {

@@ -27,6 +27,8 @@ from apportion.runs.settings import suggest
 
 _MAX_KW, _MAX_KWH, _MAX_CAR_KW = 400.0, 1000.0, 1000.0
 """More than any cable gives, any car takes or any car charges with: such numbers are in Wh or W."""
+_LEAST_KWH = 0.2
+"""A file in which no car takes as much is in MWh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
@@ -445,8 +447,8 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
         f'frame["{name}"].str.replace(",", ".").astype(float)',
         text,
     )
-    found.refuse(np.isinf(values), f"{what} is infinite", f"{kind} must be finite")
-    found.refuse(np.isfinite(values) & (values < 0), f"{what} is negative", f"{kind} must be >= 0")
+    bad = np.isinf(values) | (values < 0)
+    found.refuse(bad, f"{what} is negative or infinite", f"{kind} must be finite and >= 0")
     return values
 
 
@@ -473,6 +475,9 @@ def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
             f"if it is in Wh, divide: {column} = {column} / 1000, or only these rows if others are in kWh",
             kwh,
         )
+        if there.any() and kwh.max() < _LEAST_KWH:
+            way_out = f"if it is in MWh, multiply: {column} = {column} * 1000"
+            found.refuse(there, f'column "{name}" is below {_LEAST_KWH:g} kWh', way_out, kwh)
     found.raise_refusals()
 
 

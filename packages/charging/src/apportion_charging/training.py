@@ -52,28 +52,17 @@ class Garages:
     """Whether forecasts use earlier days, too."""
 
     @classmethod
-    def of(
-        cls,
-        frame: pd.DataFrame,
-        settings: ChargingSettings,
-        descriptions: dict[str, Site] | None = None,
-        mixed: int | None = None,
-    ) -> "Garages":
-        """Split stations and days; nothing after `until` and no held-out station is looked at.
-
-        Sites are those of the settings, or other `descriptions` of them; `mixed` is a seed that draws cars
-        of several kinds.
-        """
+    def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
+        """Split stations and days; nothing after `until` and no held-out station is looked at."""
         embedded = settings.sessions is None
-        descriptions = descriptions or describe_sites(
+        descriptions = describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
         )
         physics = make_physics(
             settings.period_minutes, ideal=settings.ideal, objective=settings.objective
         )
         sites = {
-            name: Days.of(frame, name, site, physics=physics, mixed=mixed)
-            for name, site in descriptions.items()
+            name: Days.of(frame, name, site, physics=physics) for name, site in descriptions.items()
         }
         until, seen, unseen = {}, {}, {}
         for name, days in sites.items():
