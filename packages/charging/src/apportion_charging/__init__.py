@@ -1,1 +1,1 @@
-"""Charging cars behind one feeder: share its power out among those that are plugged in."""
+"""Electric-vehicle charging: share a feeder's power among the cars that are plugged in."""

@@ -1,4 +1,4 @@
-"""Access to the HTTP interface of `apportion serve`: token, host and origin, time and size of a request."""
+"""Access control of `apportion serve`: tokens, origins, request limits, passwords and TLS."""
 
 import asyncio
 import base64
@@ -23,12 +23,12 @@ from apportion.errors import InputError, first_line, reading
 from apportion.runs.settings import read_toml
 
 MAX_CONNECTIONS = 64
-"""HTTP connections at a time; charge points have a port of their own."""
+"""Maximum number of simultaneous HTTP connections; charge points use a separate port."""
 _HEADER_SECONDS = 10.0
 _BODY_SECONDS = 10.0
 _MAX_BODY_BYTES = 1 << 20
 _MAX_UNKNOWN = 20
-"""Unknown stations, and names of unknown fields, in one request."""
+"""Maximum number of unknown stations, and of unknown field names, in one request."""
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 _log = logging.getLogger("apportion.charging")
@@ -46,9 +46,9 @@ class Guard:
     Parameters
     ----------
     token
-        Writes need it as `Authorization: Bearer TOKEN`.
+        Token that write requests must send as `Authorization: Bearer TOKEN`.
     hosts
-        Names by which clients may call the server, beside localhost and the address they connect to.
+        Host names by which clients may call the server, besides localhost and its own address.
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str] = ()):
@@ -56,7 +56,7 @@ class Guard:
         self._hosts = {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the header of a request before the application reads it."""
+        """Check the headers of a request before the application reads it."""
         try:
             self._check(Request(scope))
         except HTTPException as error:
@@ -126,7 +126,7 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 def check_size(now: Mapping[str, Any], stations: Collection[str], fields: Iterable[str]) -> None:
-    """Refuse a statement of more stations and fields than the site can have."""
+    """Refuse a statement that lists too many stations or unknown fields."""
     listed = now.get("stations")
     if not isinstance(listed, list):
         return
@@ -140,7 +140,7 @@ def check_size(now: Mapping[str, Any], stations: Collection[str], fields: Iterab
 
 
 class HttpConnection(H11Protocol):
-    """An HTTP connection that ends if no request is complete in time, or if there are too many."""
+    """An HTTP connection with a request timeout, refused if there are too many connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, or answer 503."""
@@ -161,7 +161,7 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _end(self, status: str) -> None:
-        # A request that is being answered has limits of its own.
+        # A request in progress has its own limits.
         if self.cycle is None or self.cycle.response_complete:
             head = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             self.transport.write(head.encode())
@@ -169,7 +169,7 @@ class HttpConnection(H11Protocol):
 
 
 def find_token(given: Path | None, kept: Path) -> str:
-    """Return the token of a file or of APPORTION_TOKEN; otherwise the one in `kept`, made if needed."""
+    """Return the token of `given`, of APPORTION_TOKEN or of `kept`, which is created if needed."""
     token = os.environ.get("APPORTION_TOKEN", "").strip()
     if given is None and token:
         return token
@@ -203,7 +203,7 @@ def read_passwords(path: Path, charge_points: Collection[str]) -> dict[str, byte
 
 
 def has_password(authorization: str, name: str, password: bytes | None) -> bool:
-    """Whether a header has this user and password (Basic authentication)."""
+    """Whether a header has this user name and password (Basic authentication)."""
     scheme, _, encoded = authorization.partition(" ")
     try:
         user, _, given = base64.b64decode(encoded, validate=True).partition(b":")

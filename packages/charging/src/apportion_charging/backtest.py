@@ -1,9 +1,9 @@
 """Compare a policy with every scheduler on the same days, stations and feeder.
 
-Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of days,
-because all tasks share a day's weather and holidays. A certificate bets on gains by day: the difference of
-the shares of that day's need that both met, over all garages drawn at the site. Only days after training
-count.
+Served is the share of all need that was drawn. Leads are paired, with intervals clustered by day,
+because all tasks share a day's weather and holidays. A certificate bets on daily gains: the
+difference between the shares of the day's need that both schedules met, over all garages drawn at
+the site. Only days after training count.
 """
 
 import json
@@ -54,10 +54,9 @@ if TYPE_CHECKING:
 
 POLICY = "policy"
 _SHORT_SHARE = 0.8
-"""A car that left with less than this share of its need left short."""
+"""A car is left short if it receives less than this share of its need."""
 GAIN_BOUND = 0.05
-"""A day's gain is clipped at 5 points of its need: schedulers that share one feeder among the same cars
-rarely differ by more."""
+"""Default bound of a day's gain, as a share of its need; schedulers rarely differ by more."""
 _FORMATS: Any = {
     "served": "{:.2%}".format,
     "left_short": "{:.1%}".format,
@@ -73,7 +72,7 @@ MEASURES = {
     "promise": "Promises kept",
     "cost": "Value of the energy less its cost, a kWh of need,",
 }
-"""What each objective is judged by."""
+"""Name of the measure of each objective."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,24 +84,24 @@ class ChargingBacktest:
     members: np.ndarray
     """Stations of each task, (tasks, entities)."""
     stations: int
-    """Stations that tasks were drawn from."""
+    """Number of stations from which tasks were drawn."""
     capacity_kw: np.ndarray
-    """Each task's feeder."""
+    """Capacity of each task's feeder, (tasks)."""
     capacity: float
-    """The feeders, as a share of their stations' full rate."""
+    """Mean capacity of the feeders, as a share of their stations' full rate."""
     need_kwh: np.ndarray
-    """(tasks, days, entities, sessions), on a session's first day; 0 if there is no session."""
+    """Need of each session on its first day, (tasks, days, entities, sessions), or 0."""
     drawn_kwh: Mapping[str, np.ndarray]
-    """Of each schedule, in the same shape."""
+    """Energy drawn with each schedule, in the same shape."""
     optimum_kwh: np.ndarray | None
-    """The most that could be drawn together, (tasks, days)."""
+    """Largest total energy that could be drawn, (tasks, days)."""
     cost: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What the energy of each schedule cost, (tasks, days); empty without prices."""
+    """Cost of the energy of each schedule, (tasks, days); empty without prices."""
     worth_per_kwh: float = 0.0
     objective: str = "energy"
-    """What the policy was trained for; also the unit of its leads."""
+    """Objective of the policy's training, which also sets the unit of leads."""
     fingerprint: str | None = None
-    """Of the garage's description, if it was tested as a whole."""
+    """Fingerprint of the site, if it was tested as a whole."""
 
     @cached_property
     def served(self) -> dict[str, float]:
@@ -114,24 +113,25 @@ class ChargingBacktest:
         return shares
 
     def ahead(self, other: str) -> Estimate:
-        """Return the policy's lead over a schedule in its own objective, by clusters of days.
+        """Return the policy's lead over a schedule in its own objective, with clusters by day.
 
-        For energy in shares of the need, for fairness in Jain's index, for promises in shares of the cars,
-        for cost in money a kWh of need.
+        The unit is a share of the need for energy, Jain's index for fairness, a share of the cars
+        for promises, and money per kWh of need for cost.
         """
         (mine, unit), (others, _) = (self.daily(name, self.objective) for name in (POLICY, other))
         return clustered_ratio((mine - others, unit))
 
     @property
     def best_rule(self) -> str:
-        """The best schedule by the policy's objective in this test, of those without hidden values."""
+        """The best rule by the policy's objective, among those that use no hidden values."""
         rules = [name for name in self.drawn_kwh if name not in (POLICY, *HINDSIGHT)]
         return max(rules, key=lambda name: float(self.daily(name, self.objective)[0].sum()))
 
     def daily(self, name: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
-        """What a schedule is worth by an objective on each day, and what that is a share of: kWh drawn and
-        needed; Jain's index and garages; cars that left with what they were promised and all; what the
-        energy was worth less what it cost, and kWh needed.
+        """Return the numerator and denominator of a schedule's measure on each day.
+
+        They are kWh drawn and needed; Jain's index, summed over garages, and garages; cars with
+        their promise kept and all cars; or the energy's value minus its cost, and kWh needed.
         """
         need = self.need_kwh
         if objective == "energy":
@@ -139,13 +139,13 @@ class ChargingBacktest:
         if objective == "fair":
             return self._jain(name).sum(0), (need > 0).any((2, 3)).sum(0)
         if objective == "promise":
-            # To a thousandth: energies are sums in single precision.
+            # A tolerance of a thousandth, because energies are sums in single precision.
             kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * _SHORT_SHARE * need)
             return kept.sum((0, 2, 3)), (need > 0).sum((0, 2, 3))
         return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0), self.by_day()
 
     def cost_per_kwh(self, name: str) -> float:
-        """Return the cost of a drawn kWh, with its part of the charges for peaks."""
+        """Return the cost per drawn kWh, including charges for peaks."""
         return float(self.cost[name].sum() / self.drawn_kwh[name].sum())
 
     def short(self, name: str) -> float:
@@ -154,12 +154,12 @@ class ChargingBacktest:
         return float((self.drawn_kwh[name] < _SHORT_SHARE * self.need_kwh)[there].mean())
 
     def fairness(self, name: str) -> float:
-        """Return Jain's index of the cars' served shares within a task's day, averaged over days."""
+        """Return Jain's index of the cars' served shares, averaged over tasks and days."""
         index = self._jain(name)
         return float(index[index > 0].mean())
 
     def _jain(self, name: str) -> np.ndarray:
-        """Jain's index of each task and day; 0 if no car was served."""
+        """Return Jain's index of each task and day, (tasks, days); 0 if no car was served."""
         there = self.need_kwh > 0
         shares = np.where(there, self.drawn_kwh[name] / np.where(there, self.need_kwh, 1.0), 0.0)
         count = there.sum((2, 3))
@@ -198,12 +198,12 @@ class ChargingBacktest:
         }
 
     def _compared(self) -> list[str]:
-        """The schedules that the policy is compared with; the optimum only for energy."""
+        """Return the schedules to compare with the policy; the optimum only for energy."""
         names = self.served if self.objective == "energy" else self.drawn_kwh
         return [name for name in names if name != POLICY]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each schedule."""
+        """Return a table with a row for each schedule."""
         rows = []
         for name, share in sorted(self.served.items(), key=lambda pair: -pair[1]):
             row: dict[str, Any] = {"schedule": name, "served": share}
@@ -215,11 +215,11 @@ class ChargingBacktest:
             rows.append(row)
         # A fixed column order: the optimum has no measures by car, and the policy no lead.
         table = pd.DataFrame(rows, columns=["schedule", *_FORMATS])
-        # Without prices nothing has a cost.
+        # Without prices there are no costs.
         return table if self.cost else table.drop(columns="cost_per_kwh")
 
     def summary(self) -> str:
-        """The schedules side by side."""
+        """Format the test and a table of all schedules."""
         table = self.to_frame().to_string(index=False, na_rep="", formatters=_FORMATS)
         return (
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
@@ -231,7 +231,7 @@ class ChargingBacktest:
         )
 
     def plot(self) -> "Figure":
-        """The share of the need that each schedule met, least first."""
+        """Plot the share of the need that each schedule met, in ascending order."""
         from matplotlib.figure import Figure
 
         names = sorted(self.served, key=lambda name: self.served[name])
@@ -243,7 +243,7 @@ class ChargingBacktest:
         return figure
 
     def by_day(self, name: str | None = None) -> np.ndarray:
-        """KWh of a schedule, or of the need, on each day."""
+        """Return the kWh of a schedule, or of the need, on each day."""
         if name == OPTIMUM:
             assert self.optimum_kwh is not None, "the optimum was not computed"
             return self.optimum_kwh.sum(0)
@@ -251,14 +251,14 @@ class ChargingBacktest:
         return kwh.sum((0, 2, 3))
 
     def by_station(self, name: str | None = None) -> np.ndarray:
-        """KWh of a schedule, or of the need, at each station, over all tasks it is in."""
+        """Return the kWh of a schedule, or of the need, at each station, over all its tasks."""
         kwh, sums = self.need_kwh if name is None else self.drawn_kwh[name], np.zeros(self.stations)
         np.add.at(sums, self.members, kwh.sum((1, 3)))
         return sums
 
 
 def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
-    """Compute each task's feeder in kW from a share of its stations' full rate, or from kW.
+    """Compute each feeder's capacity in kW from a share of its stations' full rate, or from kW.
 
     >>> full_kw = np.array([20.0])
     >>> _parse_feeders("0.5", full_kw).tolist(), _parse_feeders("7kW", full_kw).tolist()
@@ -280,7 +280,7 @@ def _parse_feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
 
 
 def _draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
-    """Draw garages among the stations, at most as many as there are, (tasks, entities)."""
+    """Draw distinct garages from the stations, (tasks, entities); fewer if there are fewer."""
     count = min(tasks, count_tasks(stations, task_size))
     return np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
 
@@ -303,17 +303,17 @@ def backtest_schedules(
     Parameters
     ----------
     capacity
-        The feeder, as a share of its stations' full rate or in kW.
+        Capacity of the feeder, as a share of its stations' full rate or in kW.
     task_size, tasks
-        Stations behind a feeder, and how many such garages are drawn.
+        Number of stations in a garage, and number of garages to draw.
     optimum
-        Whether the linear programme of every garage and day is solved, which takes longest.
+        Whether to solve the linear programme of every garage and day, the slowest part.
     schedulers
         The schedulers to compare with.
     mpc
-        Whether model-predictive control is one of them: it plans some tens of days a second.
+        Whether to add model-predictive control, which plans some tens of days a second.
     objective
-        What the policy was trained for.
+        Objective of the policy's training.
     """
     garage, stations = days.garage, len(days.stations)
     members = _draw_garages(stations, task_size, tasks, seed)
@@ -351,7 +351,7 @@ def backtest_schedules(
 
 
 def costs(days: Days, prices: Tariff, drawn: Delivered) -> np.ndarray:
-    """Compute the cost of what a single schedule drew, (tasks, days)."""
+    """Compute the cost of the energy that a single schedule drew, (tasks, days)."""
     hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
     clock = hours + np.asarray(days.garage.clock_hours).max(1, keepdims=True)
     return prices.cost(drawn.by_period_kwh[0], clock, days.physics.period_hours)
@@ -407,10 +407,10 @@ def backtest_saved(
 ) -> ChargingBacktest:
     """Backtest a saved policy and every scheduler on a file's sessions.
 
-    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be one
-    that was trained on. If it was, garages are drawn among the stations known in training, and later
-    stations are left out with a warning. With `past_alone` no result of a day depends on sessions of later
-    days, and a request that would need them is refused.
+    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`. The site need not be
+    one of training. If it is, garages are drawn from the stations known in training, and other
+    stations are omitted with a warning. With `past_alone`, the result of a day does not depend on
+    sessions of later days; a request that needs these is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -455,7 +455,7 @@ def backtest_saved(
     is_described = whole and stations is None and capacity is None
     most = len(everything.stations)
     if whole and stations is None:
-        # The garage as it is described, behind its own feeder.
+        # Test the whole garage behind its own feeder.
         size, tasks = most, 1
         capacity = f"{description.capacity_kw}kW" if capacity is None else capacity
     if not 1 <= size <= most:
@@ -485,7 +485,7 @@ def backtest_saved(
 
 
 def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
-    """Select the sessions at described stations; name the others in a warning."""
+    """Select the sessions at described stations; warn about the others."""
     here = frame.site == site
     other = here & ~frame.station.isin(list(description.stations))
     if not other.any():
@@ -521,10 +521,10 @@ def daily_gains(
     saved
         The facts saved with the policy.
     against
-        The name of a scheduler, the folder of another charging run, or a scheduler of your own. Another
-        run's policy is shown this run's predictions, on days after both were trained.
+        Name of a scheduler, folder of another charging run, or a scheduler as a function. Another
+        run's policy receives this run's predictions, on days after the training of both.
     bound
-        The largest gain of a day that counts; choose it before you see the data.
+        Bound at which a day's gain is clipped; choose it before looking at the data.
     chosen
         Site, stations, capacity and tasks, as in `backtest_saved`.
     """
@@ -562,7 +562,7 @@ def daily_gains(
 
 
 def _sums(kwh: np.ndarray) -> np.ndarray:
-    """Sum each day exactly, so that no bit depends on other days."""
+    """Sum each day exactly, so that its sum does not depend on other days."""
     days = np.asarray(kwh, float).swapaxes(0, 1)
     return np.array([math.fsum(day.ravel().tolist()) for day in days])
 
@@ -573,7 +573,7 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is for another site, for garages drawn among stations, or no certificate.
+        If the file has no certificate, or one for another site or for garages drawn from stations.
     """
     with reading(path, "certify the policy for this site first"):
         saved = json.loads(read_bytes(path))
@@ -592,7 +592,7 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
-    """Find a scheduler by name, or load a run's policy with its last training days."""
+    """Find a scheduler by name, or load a run's policy; also return its last training days."""
     # os.path returns False for a name that is too long; Path raises.
     if name in {*SCHEDULERS} - {*HINDSIGHT} or not os.path.isdir(name):
         return find_scheduler(
@@ -605,9 +605,9 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
 
 
 def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> pd.DataFrame:
-    """Return the kW that each station draws on the day of largest need, a row for each period.
+    """Return the power in kW of each station on the day of largest need, a row for each period.
 
-    Periods before the first and after the last car that draws are left out.
+    Periods more than two before the first or after the last draw are omitted.
     """
     need = test.need_kwh.sum((2, 3))
     task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))

@@ -1,9 +1,9 @@
-"""The live controller: from the cars plugged in now to the amperes offered to each station.
+"""The live controller: computes the amperes to offer each station from the present cars.
 
-A `Controller` compiles once per site; each call of `allocate` then takes milliseconds. It uses the
-simulator's own functions to observe cars, learn from meters and compute set-points, so it runs what the
-certificate tested. `allocate` never raises: it ignores invalid data with a warning, and falls back to the
-baseline if the policy fails. Its state survives a restart.
+A `Controller` compiles once per site; each call of `allocate` then takes milliseconds. It observes
+cars, learns from meters and computes set-points with the simulator's functions, which a certificate
+has tested. `allocate` never raises: it ignores invalid data with a warning, and falls back to the
+baseline if the policy fails. A state file lets it continue after a restart.
 """
 
 import json
@@ -56,14 +56,14 @@ _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
 FIELDS = ("id", "plugged", "full", "fixed_a", "currents_a", *_NUMBERS, *_TIMES)
 _LONGEST_GAP_HOURS = 24.0
-"""After a longer gap between two calls the meter values are not used for learning."""
+"""Longest gap between two calls, in hours, after which meter values still update the state."""
 _NO_ZONE_WARNING = "a time has a zone but the site has none; the site's clock is assumed to be UTC"
 _FULL_HOURS = 1e3
-"""Idle time assigned to a car that is reported as full."""
+"""Idle time in hours assigned to a car that is reported as full."""
 _MAX_NAMED_STATIONS = 20
-"""At most this many unknown stations are named in warnings."""
+"""Maximum number of unknown stations named in warnings."""
 _SAME_ARRIVAL = timedelta(minutes=5)
-"""Two arrivals that differ by less are the same car: clocks may differ."""
+"""Tolerance for two arrival times of the same car, because clocks may differ."""
 
 _logger = logging.getLogger("apportion.charging")
 
@@ -76,12 +76,12 @@ class PowerOffers:
     allocation_kw: dict[str, float]
     unused_kw: float
     decided_by: str
-    """policy, the baseline's name, both, or none if neither could decide."""
+    """policy, the baseline's name, both, or none if the baseline failed."""
     warnings: tuple[str, ...] = ()
-    """One sentence for each invalid value that was ignored."""
+    """One sentence for each invalid value that was ignored and for each failure."""
 
     def summary(self) -> str:
-        """A line for each station, and the warnings."""
+        """Format a line for each station, and the warnings."""
         width = max(map(len, self.allocation_a))
         lines = [
             f"  {name:{width}}  {amperes:3d} A {self.allocation_kw[name]:7.3f} kW"
@@ -93,11 +93,11 @@ class PowerOffers:
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
     def to_json(self) -> dict[str, Any]:
-        """The contract of `apportion allocate --json`."""
+        """Return what `apportion allocate --json` prints."""
         return asdict(self)
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row for each station."""
+        """Return a table with a row for each station."""
         import pandas as pd
 
         offers = {"amperes": self.allocation_a, "kw": self.allocation_kw}
@@ -106,24 +106,24 @@ class PowerOffers:
 
 @dataclass
 class _Car:
-    """The validated statement about the car at a station."""
+    """Validated data about the car at a station."""
 
     arrival: datetime
-    """In the site's standard time, like all times here."""
+    """Arrival in the site's standard time, as all times of this class."""
     stated_departure: datetime | None = None
     requested_kwh: float | None = None
     delivered_kwh: float | None = None
     drawn_kw: float | None = None
     offered_a: float | None = None
-    """The offer that the station has in force, if it differs from the last answer."""
+    """Offer in force at the station in A, if it differs from the last answer."""
     max_kw: float | None = None
     full: bool | None = None
     currents_a: list[float] | None = None
-    """On each phase of the site."""
+    """Current on each of the site's three phases in A."""
 
 
 def read_now(path: Path) -> dict[str, Any]:
-    """Read a statement of the garage's present state from a JSON file."""
+    """Read the garage's present state from a JSON file."""
     with reading(path, "give a JSON file; see the page on charging"):
         return json.loads(Path(path).read_text(encoding="utf-8"))
 
@@ -138,10 +138,10 @@ class Controller:
     site
         The garage: its stations, their cables and the limits above them.
     baseline
-        Name of the scheduler that decides if the policy fails, and for the share that `trust` leaves.
+        Name of the scheduler that has the share 1 - `trust`, or decides alone if the policy fails.
     trust
-        The policy's share of the decision, in [0, 1], for example from `apportion certify --json`. The
-        baseline has the rest. It may be changed between two calls.
+        The policy's share of the decision, in [0, 1], for example from `apportion certify --json`.
+        It may be changed between calls.
     earlier
         Sessions of the garage's earlier days, as returned by `read_sessions`, for a policy trained with
         recall. They improve the forecasts of needs, stays and later arrivals. Without them the
@@ -184,15 +184,15 @@ class Controller:
         self._time: datetime | None = None
         self._path = state
         self._one_phase: dict[str, int] = {}
-        """Stations whose car uses one phase of the site alone."""
+        """Phase of each station whose car uses a single phase of the site."""
         self.seen: dict[str, _Car] = {}
-        """The cars of the last call."""
+        """The cars of the last call, by station."""
         self.limits = LiveLimits(site, state and state.with_suffix(".limits.json"))
         self._unheard: set[str] = set(self._names)
-        """Stations that no statement and no state file has named."""
+        """Stations that neither a statement nor a state file has listed."""
         self._unheard_until = -math.inf
         self._removed: dict[str, dict[str, Any]] = {}
-        """The saved state of stations with an offer that left the site."""
+        """Saved state of stations that had an offer and are no longer in the site."""
         self._limit_names = site.wiring().names
         # Compile everything before the first call, the policy even if trust is 0.
         self.trust = 1.0
@@ -207,14 +207,14 @@ class Controller:
 
     @classmethod
     def load(cls, folder: Path | str, site: Site, **options: Any) -> "Controller":
-        """Load the policy of a finished charging run; options as above."""
+        """Load the policy of a finished charging run; `options` are those of `Controller`."""
         return cls(load_run(folder).policy, load_about(folder), site, **options)
 
     def reserve_unheard(self, seconds: float) -> None:
-        """Reserve what stations may hold that no statement has listed, for some seconds at most.
+        """Reserve power for stations whose offer is unknown, for at most some seconds.
 
-        That is the cable of a station that the state file does not know, until a statement lists it, and
-        the last offer to a station that left the site.
+        It reserves the full cable of each station that the state file does not list, until a
+        statement lists it, and the last offer to each station that is no longer in the site.
         """
         self._unheard_until = clock.now() + seconds
         for car in self._removed.values():
@@ -224,7 +224,7 @@ class Controller:
 
     @property
     def trust(self) -> float:
-        """The policy's share of the decision."""
+        """The policy's share of the decision, in [0, 1]."""
         return self._trust
 
     @trust.setter
@@ -259,14 +259,13 @@ class Controller:
         Parameters
         ----------
         now
-            `time` (the site's clock, or with a zone), `capacity_kw` if the feeder's power changes, and
+            `time` (local, or with a zone), `capacity_kw` if the feeder's power changes, and
             `stations`: for each `id`, `plugged`, `arrival`, `stated_departure`, `requested_kwh`,
             `delivered_kwh` so far, and `drawn_kw`, the mean since the last call. Unknown values are null or
-            absent. Optional: `full`, whether the car has all it wants; `offered_a`, the offer that the
-            station has in force; `max_kw`, the car's stated maximum; `fixed_a`, what the station may draw
-            regardless of offers, because it does not accept them; `currents_a`, what the car draws on each
-            of the site's three phases. The controller reserves the last offer of a station that is absent
-            from the list.
+            absent. Optional: `full`, whether the car needs no more energy; `offered_a`, the offer
+            in force at the station; `max_kw`, the car's stated maximum; `fixed_a`, the current that
+            the station may draw if it accepts no offers; `currents_a`, the car's current on each of
+            the site's three phases. The last offer of an absent station stays reserved.
         """
         warnings: list[str] = []
         time, cars, silent, fixed, held = self._read(now, warnings)
@@ -314,7 +313,7 @@ class Controller:
         limit_a: np.ndarray,
         warnings: list[str],
     ) -> tuple[np.ndarray, str]:
-        """Compute whole amperes; also return who decided: policy, baseline, or none if both failed."""
+        """Compute whole amperes for each station, and `PowerOffers.decided_by`."""
         try:
             seen = self._see(time, cars, capacity_kw, limit_a)
             baseline = np.nan_to_num(_wishes(self._baseline_schedule, seen))
@@ -368,7 +367,7 @@ class Controller:
         return np.array([np.nan if value is None else value for value in values], np.float32)
 
     def _learn(self, cars: Mapping[str, _Car], hours: float) -> None:
-        """Update the state by the meters since the last call; a silent one counts as the expected draw."""
+        """Update the state from meter values since the last call, or else from expected power."""
         known, stations = self._known, self._stations
         accepted, drawn, delivered, full = (
             self._values(cars, field)
@@ -381,7 +380,7 @@ class Controller:
         kw = np.where(metered, drawn, expected)
         if hours > 0:
             learnt = _learnt(known, stations, offered, kw, metered, np.float32(hours))
-            # The time before a car's arrival says nothing about it.
+            # Meter values from before a car's arrival are not its own.
             known = jax.tree.map(lambda new, old: np.where(self._stays, new, old), learnt, known)
         got = np.where(np.isnan(delivered), known.got_kwh + self._stays * kw * hours, delivered)
         idle = np.where(np.isnan(full), known.idle_hours, _FULL_HOURS * full)
@@ -390,7 +389,7 @@ class Controller:
     def _see(
         self, time: datetime, cars: Mapping[str, _Car], capacity_kw: float, limit_a: Any
     ) -> StationView:
-        """Compute the view of the stations that the simulator would give a scheduler."""
+        """Compute the view of the stations that the simulator would pass to a scheduler."""
         midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
         n = int((time - midnight).total_seconds() / 3600 / self._physics.period_hours)
         plugged = np.array([name in cars for name in self._names])
@@ -582,7 +581,7 @@ class Controller:
         return {"time": str(self._time), "heard": heard, "stations": stations}
 
     def restore(self, content: Any, source: str = "state") -> None:
-        """Continue from what `state` returned, by the names of stations; InputError if it is invalid."""
+        """Restore what `state` returned, by station names; InputError if it is invalid."""
         try:
             arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(GarageState)}
             kept = {name: x for name, x in content["stations"].items() if name in self._places}
@@ -613,7 +612,7 @@ class Controller:
 
 
 def warn_of_unknown(stations: list[Any], known: Collection[str]) -> list[str]:
-    """Return a sentence for each listed station that the site does not have, up to a few."""
+    """Return a warning for each listed station that is not in the site, up to a maximum."""
     names = [str(one.get("id")) if isinstance(one, Mapping) else f"{one!r}" for one in stations]
     unknown = [name for name in names if name not in known]
     warnings = []
@@ -634,7 +633,7 @@ def _suggest_field(field: str) -> str:
 
 @lru_cache(4096)
 def _to_standard_time(time: datetime, zone: str | None, fold: int = 0) -> datetime:
-    """Convert a time to the zone's standard time; without a zone it stays as it is.
+    """Convert a time to the zone's standard time; without a zone, aware times become UTC.
 
     In the hour that the end of daylight saving time repeats, `fold` 1 means the second pass.
     """

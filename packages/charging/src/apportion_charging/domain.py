@@ -42,53 +42,53 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class _FileOptions:
-    """How a file of sessions is read."""
+    """Options for reading a file of sessions."""
 
     columns: tuple[str, ...] = ()
     """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone; by default
-    what the file says, or what the run was trained with."""
+    """The garage's time zone, such as America/Los_Angeles, for files whose times carry a zone; by
+    default the zone in the file, or that of training."""
 
 
 @dataclass(frozen=True)
 class _GarageOptions(_FileOptions):
-    """The garages that a charging run is tested in."""
+    """Options for the garages in which a charging run is tested."""
 
     site: str | None = None
-    """The site to test on, by name or by the TOML file that describes it, which is then tested as a whole;
-    needed if the sessions are of several."""
+    """Site to test on: its name, or a TOML file, whose whole site is then tested; needed if the
+    sessions are of several sites."""
     stations: int | None = None
-    """Stations behind one feeder; by default as in training, or all of a site that a file describes."""
+    """Stations behind one feeder; by default as in training, or all stations of a TOML file."""
     capacity: str | None = None
-    """What the feeder gives, as a share of its stations' full rate or in kW, such as 30kW; by default a
-    site's own if a file describes it, else 0.15."""
+    """Capacity of the feeder, as a share of its stations' full rate or in kW, such as 30kW; by
+    default that of a site tested as a whole, else 0.15."""
     tasks: int = 8
-    """Garages to draw among the site's stations."""
+    """Number of garages to draw from the site's stations."""
 
 
 @dataclass(frozen=True)
 class ChargingBacktestOptions(_GarageOptions):
-    """Charging: the share of the need that was served, and the policy's lead by clusters of days."""
+    """Charging: the share of the need served, and the policy's lead with intervals by day."""
 
     sessions: Path | None = None
-    """CSV or Parquet file of charging sessions; by default what the run was trained on."""
+    """CSV or Parquet file of charging sessions; by default the training data."""
     start: str | None = None
     """First day, such as 2019-01-01; by default the day after the last one trained on."""
     end: str | None = None
     """Last day; by default the last in the file."""
     mpc: bool = False
-    """Model-predictive control beside the others, which plans some tens of days a second."""
+    """Also test model-predictive control, which plans some tens of days a second."""
 
 
 @dataclass(frozen=True)
 class ChargingCertifyOptions(_GarageOptions):
-    """Charging: a gain is that of a day, as a share of the need met."""
+    """Charging: a gain is the lead of a day, in shares of its need."""
 
     data: Path | None = None
-    """Sessions newer than what it was trained on; without it, the run's own file."""
+    """Sessions newer than the training data; by default the run's own file."""
     bound: float | None = None
-    """The largest gain of a day that counts, by default 0.05 of its need. Choose it before you look."""
+    """Bound of a day's gain, as a share of its need, by default 0.05. Choose it before the test."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class _ChargingDomain(Domain):
         )
 
     def demo(self) -> ChargingSettings:
-        """2019 at two sites, tested at stations it never saw and on 2021."""
+        """Return settings for 2019 at two sites, tested at held-out stations and on 2021."""
         return ChargingSettings(method="mtl", until="2019-12-31", steps=600, days=24, chunk=50)
 
     def demonstrate(self, seed: int, progress: "Progress") -> Demonstration:
@@ -196,7 +196,7 @@ class _ChargingDomain(Domain):
         return demonstrate_charging(seed, progress)
 
     def problem(self) -> "Problem":
-        """The stations of one site in the year before the pandemic."""
+        """Return the problem of one site in 2019, the year before the pandemic."""
         from apportion_charging.days import Days
         from apportion_charging.forecasts import Predictor, add_forecasts
         from apportion_charging.problem import Charging
@@ -208,7 +208,7 @@ class _ChargingDomain(Domain):
         return Charging.of([add_forecasts(days, Predictor.fit(days), recall=True)])
 
     def sections(self, folder: Path) -> "list[Section]":
-        """Every scheduler in each test."""
+        """Return a table of all schedulers for each test."""
         from apportion.report.page import Section, Table
         from apportion.report.plots import read_table
 
@@ -267,6 +267,6 @@ def _read_own(
 
 
 def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":
-    """Convert to per cent of the need, and the policy's leads to points."""
+    """Rename the columns, and convert shares to per cent and leads to points."""
     shown = {name: factor * rows[column] for column, name, factor in _COLUMNS if column in rows}
     return rows[["schedule"]].assign(**shown).round(2)

@@ -1,9 +1,9 @@
-"""Live limits of an energy manager: for the feeder, its phases and the branches, with a time to live.
+"""Live limits from an energy manager for feeder, phases and branches, with a time to live.
 
-A live limit is in force until its time to live ends, and never above the site's own. Then, and until the
-first one arrives, the safe limit of the site file applies. Without a safe limit the last live one stays.
-`capacity_kw` of a request is a live limit of the feeder, too, whose end never raises it. What a station
-that left the site may still draw is subtracted from each limit above it.
+A live limit applies until its time to live ends, and never exceeds the site's own limit. Before the
+first live limit and after the last, the safe limit of the site file applies. Without a safe limit,
+the last live limit stays. `capacity_kw` of a request is also a live limit of the feeder, but its
+expiry never raises the limit. The load of stations no longer in the site is subtracted.
 """
 
 import json
@@ -23,19 +23,19 @@ from apportion_charging.site import Site, is_number
 
 _LONGEST_TTL_SECONDS = 86400.0
 _NEVER = 1e12
-"""A time that does not come."""
+"""Expiry time of a limit that never expires."""
 
 _log = logging.getLogger("apportion.charging")
 
 
 class _Live(NamedTuple):
-    """A live limit."""
+    """A live limit, with its start and expiry in seconds since 1970."""
 
     limit: float
     since: float
     until: float
     falls: bool = False
-    """Whether its end can only lower it."""
+    """Whether its expiry can only lower the limit in force."""
 
 
 class LiveLimits:
@@ -46,7 +46,7 @@ class LiveLimits:
     site
         The garage, with its own and its safe limits.
     path
-        JSON file that keeps live limits over a restart.
+        JSON file that stores live limits across restarts.
     """
 
     def __init__(self, site: Site, path: Path | None = None):
@@ -56,7 +56,7 @@ class LiveLimits:
         self._safe = self._convert(site.safe_limits())
         self._live: dict[str, _Live] = {}
         self.ahead_seconds = 0.0
-        """A limit counts as the lowest that it is for so long, if no other limit arrives."""
+        """Seconds to look ahead; the lower of a limit's values now and at that time applies."""
         self._reserved: list[tuple[Mapping[str, float], float]] = []
         if path is not None and path.exists():
             with reading(path, "remove it to start without live limits"):
@@ -66,7 +66,7 @@ class LiveLimits:
                     self._live[name] = _Live(limit, since, until, bool(kept[name][3]))
 
     def set(self, body: Mapping[str, Any]) -> None:
-        """Set the limits that a request names; an InputError changes nothing."""
+        """Set the limits of a request; an InputError changes nothing."""
         limits, ttl = body.get("limits"), body.get("ttl_s")
         if ttl is None or not is_number(ttl) or not 0 < ttl <= _LONGEST_TTL_SECONDS:
             raise InputError("ttl_s must be a number of seconds, above 0 and at most 86400")
@@ -76,7 +76,7 @@ class LiveLimits:
         self._keep({name: _Live(limit, now, now + ttl) for name, limit in found.items()})
 
     def set_capacity(self, kw: Any) -> None:
-        """Set the feeder's power that a request states; an InputError changes nothing."""
+        """Set the feeder's limit in kW from a request; an InputError changes nothing."""
         if not is_number(kw) or kw < 0:
             raise InputError(
                 f"capacity_kw is {kw!r:.40}, no number of at least 0; the last one stays"
@@ -96,11 +96,11 @@ class LiveLimits:
                 _log.warning("%s: the live limits were not saved (%s)", self._path, error)
 
     def reserve(self, load: Mapping[str, float], until: float) -> None:
-        """Subtract a load, by the names of the limits, until a time in seconds."""
+        """Subtract a load from the limits of these names until a time in seconds since 1970."""
         self._reserved.append((load, until))
 
     def in_force(self) -> np.ndarray:
-        """Return the limits now, in the order of `Site.wiring`: kW the first, amperes the others."""
+        """Return the present limits in the order of `Site.wiring`: the first in kW, others in A."""
         limits = np.array([self._find(name)[0] for name in self._own])
         phases = [n for n, name in enumerate(self._own) if name.startswith("feeder L")]
         if phases:
@@ -111,13 +111,13 @@ class LiveLimits:
         return np.maximum(limits, 0.0)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return where a limit is from (site, live, safe or expired) and the age of its live value."""
+        """Return a limit's source (site, live, safe, expired) and its live value's age in s."""
         live = self._live.get(name)
         age = None if live is None else round(clock.now() - live.since, 1)
         return {"source": self._find(name)[1], "age_s": age}
 
     def _find(self, name: str) -> tuple[float, str]:
-        """Return a limit and where it is from: the lower one of now and `ahead_seconds` later."""
+        """Return a limit and its source: the lower value of now and `ahead_seconds` later."""
         now = clock.now()
         return min(self._at(name, now), self._at(name, now + self.ahead_seconds))
 
@@ -134,7 +134,7 @@ class LiveLimits:
         return min(own, live.limit), "expired"
 
     def _convert(self, limits: Mapping[str, Any]) -> dict[str, float]:
-        """Convert to the units of `Site.wiring`; the name of feeder or branch means all its phases."""
+        """Convert to the units of `Site.wiring`; a feeder or branch name means all its phases."""
         found: dict[str, float] = {}
         for name, given in limits.items():
             if not isinstance(given, Mapping) or not given or not given.keys() <= {"a", "kw"}:

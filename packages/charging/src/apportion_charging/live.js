@@ -16,7 +16,7 @@
   const bar = (part, words) => (cell) =>
     make(cell, "meter", { value: part, title: words, ...(part > 1.0001 ? { low: 0.25, high: 0.5, optimum: 0 } : {}) });
 
-  // A head that ends with a space is that of numbers; a cell is a text or a function that fills it.
+  // A heading that ends with a space marks a column of numbers; a cell is text or a function.
   const table = (id, caption, heads, rows) => {
     const own = make(make(place(id), "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }), "table");
     make(own, "caption", {}, caption);

@@ -1,15 +1,15 @@
 """A server for charge points that use OCPP 1.6 or 2.0.1.
 
-A charge point connects to ws://HOST:PORT/ocpp/ID, where ID is its station's name in the site; its second
-connector is the station `ID:2`. On its first message it receives a default profile of 0 A, and then a
-profile for each transaction. If the server is lost, that profile expires after a few periods and the
-default applies.
+A charge point connects to ws://HOST:PORT/ocpp/ID, where ID is its station's name in the site; its
+second connector is the station `ID:2`. After its first message it receives a default profile of
+0 A, and then a profile for each transaction. If the server fails, that profile expires after a few
+periods and the default applies.
 
-The feeder's limit holds even if charge points misbehave. The current that may flow at a station is the
-maximum over all profiles that may be in force: a rejected profile changes nothing, and one without a reply
-may be in force or not. The server sends decreases first, and increases only after these are accepted. If
-one is not, it decides again with that station's current as fixed. A station that the state file does not
-know may hold a profile of another server: its cable counts until that would have expired.
+The feeder's limit holds even if charge points misbehave. The current that may flow at a station is
+the maximum over all profiles that may be in force. A rejected profile changes nothing; one without
+a reply may be in force. Decreases are sent first, and increases only after these are accepted. If
+one is not, the server decides again with that station's current fixed. A station that the state
+file does not list may have another server's profile: its cable is reserved until that expires.
 """
 
 import asyncio
@@ -39,25 +39,25 @@ from apportion_charging.ocpp_versions import LINKS, Link, stamp
 from apportion_charging.site import Site, Station
 
 VALID_PERIODS = 3
-"""Periods after which a profile expires, plus one because a charge point's clock may be off."""
+"""Periods after which a profile expires; the server assumes one more, because clocks may differ."""
 _REPLY_SECONDS, _MIN_REPLY_SECONDS = 10.0, 2.0
 """Seconds to wait for a reply: a quarter of a period, within these bounds."""
 _ATTEMPTS = 4
-"""Decisions in a row if charge points do not accept a decrease."""
+"""Maximum number of decisions in a row while charge points do not accept a decrease."""
 _MAX_UNKNOWN_LOGGED = 100
 _POLL_SECONDS = 1.0
-"""Seconds between two looks at the clock and the limits."""
+"""Maximum seconds between two checks of the clock and the limits."""
 _CLOSE_SECONDS = 2.0
-"""Seconds that a charge point has to close its connection."""
+"""Seconds to wait for a charge point to close its connection."""
 _STATEMENT_SECONDS = 3600.0
-"""Seconds for which a driver's statement waits for the car."""
+"""Seconds for which a driver's statement is kept before the car is plugged in."""
 _KEPT = ("start_wh", "register_wh", "read_at", "currents_a")
-"""Fields of a meter in the state file."""
+"""Fields of a meter that the state file stores."""
 _STATEMENTS = ("requested_kwh", "stated_departure", "max_kw")
 
 _log = logging.getLogger("apportion.charging")
 _websockets = logging.getLogger("apportion.websockets")
-# Connections are logged by their consequences instead.
+# This module logs the effects of connections instead.
 _websockets.setLevel(logging.CRITICAL)
 
 
@@ -68,12 +68,12 @@ class _Transaction:
     number: str
     arrival: datetime
     start: str = ""
-    """The charge point's own values at the start: a repeated message has the same."""
+    """Values of the start message; a repeated message has the same values."""
 
 
 @dataclass(eq=False)
 class _Point:
-    """The state of a station's connector at its charge point."""
+    """The state of a station, which is a connector of a charge point."""
 
     name: str
     station: Station
@@ -84,17 +84,17 @@ class _Point:
     has_default: bool = False
     car: _Transaction | None = None
     profiles: list[tuple[float, float]] = field(default_factory=list)
-    """Amperes that may be in force for this car, and until when; one entry if it was accepted."""
+    """Pairs (A, expiry) that may be in force for this car; a single pair if it was accepted."""
     again: bool = False
     """Whether to send the profile again, after a reconnection."""
     status: str = ""
     full: bool | None = None
     meter: Meter = field(default_factory=lambda: Meter(math.inf))
     settled: float = 0.0
-    """When the meter shows the newest offer."""
+    """Time in seconds since 1970 from which the meter reflects the newest offer."""
     statements: dict[str, Any] = field(default_factory=dict)
     stated: float = 0.0
-    """When the driver made the last statement."""
+    """Time of the driver's last statement, in seconds since 1970."""
 
     @property
     def connected(self) -> bool:
@@ -102,7 +102,7 @@ class _Point:
         return self.link is not None and self.link.ready
 
     def bound_a(self) -> float:
-        """Return the largest current that a car may draw here."""
+        """Return the largest current that a car may draw at this station, in A."""
         now = clock.now()
         self.profiles = [profile for profile in self.profiles if profile[1] > now]
         if self.profiles:
@@ -110,7 +110,7 @@ class _Point:
         return 0.0 if self.has_default or not self.heard else self.station.max_a
 
     def begin(self, car: _Transaction | None, start_wh: float | None = None) -> None:
-        """Reset the state for a new car, or for none."""
+        """Reset the state for a new car, or for no car."""
         early = self.car is None and clock.now() - self.stated < _STATEMENT_SECONDS
         self.statements = self.statements if early else {}
         self.car, self.profiles, self.full = car, [], None
@@ -130,7 +130,7 @@ class ChargePoints:
     every
         Seconds between two decisions.
     path
-        JSON file that keeps transactions and accepted profiles over a restart.
+        JSON file that stores transactions and profiles across restarts.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class ChargePoints:
         self.reply_seconds = min(_REPLY_SECONDS, max(_MIN_REPLY_SECONDS, every / 4))
         self.changed = asyncio.Event()
         self.stopping = self.failing = False
-        """Whether to end, and whether the last decision failed."""
+        """Whether to stop, and whether the last decision failed."""
         self._decide, self._path = decide, path
         self.rejected = self.disconnected = 0
         self.passwords: Mapping[str, bytes] | None = None
-        """Of each charge point; None accepts all connections."""
+        """Password of each charge point by name; None accepts all connections."""
         self._lock = asyncio.Lock()
         self._unresponsive: set[str] = set()
         self._unknown: set[str] = set()
         self._number = 0
         self._removed: dict[str, Any] = {}
-        """The saved state of stations that left the site, while their profiles may be in force."""
+        """Saved state of stations no longer in the site, while their profiles may be in force."""
         self.points = {name: _Point(name, station) for name, station in site.stations.items()}
         self._valid_seconds = (VALID_PERIODS + 1) * every
         self._of: dict[str, dict[int, _Point]] = {}
@@ -194,7 +194,7 @@ class ChargePoints:
         )
 
     def _refuse(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Respond 404 unless the path names a station, 401 without its password, 403 to web pages."""
+        """Return 404 for an unknown station, 401 for a wrong password, 403 for another origin."""
         point_id, headers = _point_id(request.path), request.headers
         if is_foreign(headers.get("Origin"), headers.get("Host", "")):
             return connection.respond(403, "no web page may connect\n")
@@ -253,7 +253,7 @@ class ChargePoints:
             self.changed.set()
 
     def on_boot(self, link: Link) -> None:
-        """Send everything again: after a boot it is unknown which profiles are in force."""
+        """Resend all profiles, because after a boot it is unknown which are in force."""
         link.default_sent = False
         for point in self._of[link.id].values():
             point.has_default, point.again = False, True
@@ -262,7 +262,7 @@ class ChargePoints:
     def begin(
         self, point: _Point, number: str | None, arrival: str, wh: Any, start: str = ""
     ) -> _Transaction:
-        """Begin a transaction, also one whose start was missed: then `arrival` is empty."""
+        """Begin a transaction; `arrival` is empty if its start message was missed."""
         if point.car is not None and start and point.car.start == start:
             return point.car
         if number is None:
@@ -278,7 +278,7 @@ class ChargePoints:
         return car
 
     def end(self, point: _Point | None) -> None:
-        """End the transaction."""
+        """End the station's transaction."""
         if point is not None:
             point.begin(None)
             self._changed()
@@ -293,7 +293,7 @@ class ChargePoints:
         return next((point for point in mine if point.car and point.car.number == number), None)
 
     def find_connector(self, point_id: str, connector: int | None) -> _Point | None:
-        """Find the station of a connector; one that the site does not describe is reported."""
+        """Find the station of a connector; report a connector that the site does not describe."""
         mine = self._of[point_id]
         number = next(iter(mine)) if connector is None and len(mine) == 1 else connector
         if number != 0 and number not in mine:
@@ -310,7 +310,7 @@ class ChargePoints:
             self._changed()
 
     def on_status(self, point: _Point | None, status: str) -> None:
-        """Process a connector's status: available, or a car that does not use its offer."""
+        """Process a connector's status: end a transaction, or note whether the car is full."""
         if point is None:
             return
         point.status = status
@@ -326,7 +326,7 @@ class ChargePoints:
     def on_meter_values(
         self, point: _Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
     ) -> None:
-        """Process meter values, perhaps of an unknown transaction; ignore invalid ones."""
+        """Process meter values, also of an unknown transaction; ignore invalid values."""
         if point is not None and number:
             self.resume(point, str(number))
         if point is None or point.car is None:
@@ -339,7 +339,7 @@ class ChargePoints:
         self._note(point.name, "meter", bad and f"a value was ignored: {bad}")
 
     def add_statements(self, now: Mapping[str, Any]) -> list[str]:
-        """Store the drivers' statements, also before a car is plugged in; return warnings."""
+        """Store drivers' statements, even before the car is plugged in; return warnings."""
         given = now.get("stations")
         stations = given if isinstance(given, list) else []
         for station in stations:
@@ -354,18 +354,18 @@ class ChargePoints:
         return warn_of_unknown(stations, self.points)
 
     def load(self) -> np.ndarray:
-        """Return what an ampere at each station takes of each limit, as its meter shows its phases."""
+        """Return the load of an ampere, (limits, stations), by the phases that meters show."""
         one_phase = {name: x.meter.phase for name, x in self.points.items() if x.meter.phase}
         return self.site.wiring(one_phase).load
 
     # Outgoing messages.
 
     async def run(self) -> None:
-        """Decide every period, after each change and when a limit changes, until `stopping`."""
+        """Decide every period and after each change of a station or limit, until `stopping`."""
         last, limits = -math.inf, self.limits.in_force()
         while not self.stopping:
             try:
-                # Not `wait_for`, which loses a cancellation at the moment of a change in Python 3.11.
+                # `wait_for` of Python 3.11 loses a cancellation that coincides with a change.
                 async with asyncio.timeout(min(_POLL_SECONDS, self.every / 20)):
                     await self.changed.wait()
                 # Collect simultaneous changes.
@@ -408,7 +408,7 @@ class ChargePoints:
                     break
                 self._unresponsive |= failed
             else:
-                # No increase is safe now; the other stations keep what they have for another period.
+                # No increase is safe now; the other stations keep their current for another period.
                 others = [x for x in wanted if x.profiles and x.name not in self._unresponsive]
                 await self._send_increases({x: x.bound_a() for x in others}, periodic)
             self._save()
@@ -457,7 +457,7 @@ class ChargePoints:
             point.profiles, point.again = [(amperes, until)], False
             link.default_sent = link.default_sent and point.has_default
         elif taken is None:
-            # It may be in force or not. The meter says nothing about a car whose offer is unknown.
+            # The profile may be in force. Without a known offer, meter values are not informative.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
             point.settled = math.inf
             point.meter.begin_period(keep=False)
@@ -472,7 +472,7 @@ class ChargePoints:
         for point in self.points.values():
             if point.link is not None and point.connected and not point.has_default:
                 waiting.setdefault(point.link, []).append(point)
-        # With a car, its transaction's profile comes first; the default follows after a reply to that.
+        # Resend every period, but if a car is there only after its own profile is accepted.
         sent = [
             self._send_default(link, points)
             for link, points in waiting.items()
@@ -564,7 +564,7 @@ class ChargePoints:
             self._note("all", "state", f"{self._path} was not saved ({error})")
 
     def _restore(self, path: Path) -> None:
-        """Continue from a state file, by the names of stations; new stations are unknown."""
+        """Restore a state file by station names; new stations keep their initial state."""
         with reading(path, "remove it to start without it"):
             content = json.loads(path.read_text(encoding="utf-8"))
             for name, kept in content["points"].items():
@@ -582,7 +582,7 @@ class ChargePoints:
                 point.profiles = [(float(a), float(until)) for a, until in kept["profiles"]]
 
     def _reserve(self, name: str, kept: Mapping[str, Any]) -> None:
-        """Reserve what a station that left the site may draw, until its profiles expire."""
+        """Reserve the load of a station that is no longer in the site until its profiles expire."""
         now = clock.now()
         left = [(float(a), float(until)) for a, until in kept["profiles"] if until > now]
         if kept["heard"] and not kept["has_default"]:

@@ -1,7 +1,7 @@
-"""The messages of OCPP 1.6 and 2.0.1, and where the two differ.
+"""Messages of OCPP 1.6 and 2.0.1, and the differences between the versions.
 
-A link is the connection of one charge point. It turns messages into events at a station (a car comes or
-leaves, a meter value, a status), and offers into charging profiles.
+A link is the connection of one charge point. It converts messages to events at a station (arrival,
+departure, meter value, status), and offers to charging profiles.
 """
 
 import logging
@@ -21,7 +21,7 @@ from websockets.asyncio.server import ServerConnection
 from apportion_charging import clock
 
 _DEFAULT, _OWN = 1, 2
-"""Profile numbers: of the default, and the first of transactions."""
+"""Number of the default profile, and the offset added to connectors for transactions' profiles."""
 
 _library = logging.getLogger("apportion.ocpp")
 # The library replies to invalid messages as the standard demands; `ChargePoints` logs them in a sentence.
@@ -29,7 +29,7 @@ _library.setLevel(logging.CRITICAL)
 
 
 class Link(ABC):
-    """A connection by either version; subclasses also inherit the library's class of the version."""
+    """Connection of a charge point; subclasses also inherit their version's library class."""
 
     id: str
     call: Any
@@ -38,19 +38,19 @@ class Link(ABC):
     results: Any
     """The library's modules of calls and results."""
     place: str
-    """The field with a connector's number."""
+    """Name of the message field with the connector's number."""
 
     def __init__(self, owner: Any, point_id: str, connection: ServerConnection):
         """`owner` is the `ChargePoints` of the site, which receives all events."""
         super().__init__(point_id, connection, owner.reply_seconds, _library)  # pyright: ignore
         self.owner, self.connection = owner, connection
         self.ready = self.default_sent = False
-        """Whether it has sent a message, and whether it was sent the default profile."""
+        """Whether a message was received, and whether the default profile was sent."""
 
     async def set_profile(
         self, connector: int, schedule: dict[str, Any], transaction: str | None
     ) -> bool | None:
-        """Send a profile, the default if `transaction` is None; None if the reply is missing."""
+        """Send a profile, by default the default profile; return None without a valid reply."""
         default = transaction is None
         profile = {
             "stack_level": 0,
@@ -101,12 +101,12 @@ class Link(ABC):
 
 
 class _Link16(Link, ChargePoint16):
-    """A connection by OCPP 1.6: the server numbers the transactions."""
+    """Connection by OCPP 1.6, in which the server numbers the transactions."""
 
     calls, results, place = call16, result16, "connector_id"
 
     def version_fields(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
-        """Transactions have integer numbers in 1.6; one that 2.0.1 began has none."""
+        """Use integer transaction numbers; a transaction that began in 2.0.1 has none."""
         own = int(transaction) if transaction and transaction.isdecimal() else None
         words = {"charging_profile_id": number, "charging_schedule": schedule}
         return words | {"transaction_id": own}
@@ -127,12 +127,12 @@ class _Link16(Link, ChargePoint16):
 
 
 class _Link201(Link, ChargePoint201):
-    """A connection by OCPP 2.0.1: all that happens in a transaction is an event."""
+    """Connection by OCPP 2.0.1, which reports transactions as events."""
 
     calls, results, place = call201, result201, "evse_id"
 
     def version_fields(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
-        """In 2.0.1 a profile has a list of numbered schedules."""
+        """Use a list of numbered schedules, as 2.0.1 requires."""
         schedules = [{"id": number, **schedule}]
         return {"id": number, "charging_schedule": schedules, "transaction_id": transaction}
 
@@ -160,9 +160,9 @@ class _Link201(Link, ChargePoint201):
 
 
 LINKS = {"ocpp2.0.1": _Link201, "ocpp1.6": _Link16}
-"""By subprotocol, in order of preference."""
+"""Link class of each subprotocol, in order of preference."""
 
 
 def stamp(moment: datetime) -> str:
-    """Format a time as both versions do."""
+    """Format a time as both versions require."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

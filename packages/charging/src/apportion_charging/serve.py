@@ -1,7 +1,7 @@
 """`apportion serve`: a running controller with an HTTP interface, a page and an OCPP server.
 
-One event loop owns the controller; a decision takes milliseconds. The certificate in the run's folder is
-read before each decision and sets the trust in the policy; each change is logged with its reason.
+One event loop runs the controller; a decision takes milliseconds. The certificate in the run's
+folder is read before each decision and sets the trust in the policy; each change is logged.
 """
 
 import asyncio
@@ -55,23 +55,23 @@ from apportion_charging.site import Site
 
 _BARS = "A bar is the current offered to a car as a share of what its cable carries."
 _LATE_PERIODS = 3
-"""A controller that has not decided for so long is not healthy."""
+"""Periods without a decision after which the controller is reported as late."""
 
 _log = logging.getLogger("apportion.charging")
 
 
 @dataclass
 class _CertificateGate:
-    """The trust in the policy by its certificate, if that is for this site and this baseline.
+    """The trust in the policy from a certificate for this site and this baseline.
 
-    A certificate that is written while the controller runs applies from the next decision on.
+    A certificate written while the controller runs applies from the next decision on.
     """
 
     path: Path
     site: Site
     baseline: str
     default: float
-    """The trust without a valid certificate."""
+    """Trust without a valid certificate, or by hand."""
     by_hand: bool = False
     """Whether the user gave --trust, which overrides the certificate."""
     why: str = ""
@@ -111,9 +111,9 @@ class Service:
         self.controller, self.gate, self.every = controller, gate, every
         self.limits = controller.limits
         self.token = secrets.token_urlsafe()
-        """What writes need."""
+        """Token that write requests need."""
         self.hosts: tuple[str, ...] = ()
-        """Names by which clients may call the server, beside localhost."""
+        """Host names by which clients may call the server, besides localhost."""
         self.tls: ssl.SSLContext | None = None
         self.points: ChargePoints | None = None
         self.offers: PowerOffers | None = None
@@ -209,7 +209,7 @@ class Service:
         return shown
 
     def health(self) -> dict[str, Any]:
-        """Return whether decisions for charge points are made, and what these have confirmed."""
+        """Return the health and, with charge points, the offered and confirmed currents."""
         found: dict[str, Any] = {"status": "ok", "decisions": self.decided.total()}
         if self.points is None:
             return found
@@ -274,7 +274,7 @@ def _label(name: str, text: str) -> str:
 
 @contextmanager
 def _bad_request() -> Iterator[None]:
-    """Answer 400 if the block raises InputError."""
+    """Convert an InputError in the block to status 400."""
     try:
         yield
     except InputError as error:
@@ -335,7 +335,7 @@ def application(service: Service) -> Starlette:
 
 @dataclass(frozen=True)
 class _Place(Part):
-    """An element that the script of the page fills."""
+    """A page element that the page's script fills."""
 
     place: str
 
@@ -344,7 +344,7 @@ class _Place(Part):
 
 
 def live_page(service: Service) -> str:
-    """The page that follows the controller, in the style of the report."""
+    """Create the page that shows the live state, in the style of the report."""
     site = service.controller.site
     script = files("apportion_charging").joinpath("live.js").read_text(encoding="utf-8")
     sections = [
@@ -390,7 +390,7 @@ async def _run_service(
         server.should_exit = True
         if service.points is not None:
             service.points.stopping = True
-        # Again and again: a library may swallow a cancellation.
+        # Repeat until all tasks end, because a library may suppress a cancellation.
         while pending := [task for task in tasks[1:] if not task.done()]:
             for task in pending:
                 task.cancel()
@@ -404,7 +404,7 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
         raise InputError(
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
         )
-    # Skip the collection of all compiled programs at the end: it takes seconds on a busy machine.
+    # Skip garbage collection at exit: with compiled programs it takes seconds on a busy machine.
     atexit.register(gc.freeze)
     ocpp_port = options.ocpp
     if ocpp_port is not None and options.ocpp_passwords is None and not options.ocpp_open:
@@ -446,7 +446,7 @@ async def _live(
     _log.info("serving %s at http://%s", site.describe(), _address(http))
     if ocpp is None:
         controller.reserve_unheard((VALID_PERIODS + 1) * every)
-        # An answer is in force until the next one, also when a limit ends in between.
+        # An answer stays in force until the next one, even if a limit expires before.
         service.limits.ahead_seconds = every
     else:
         kept = options.state and options.state.with_suffix(".ocpp.json")
@@ -468,7 +468,7 @@ async def _live(
 
 
 def _lock(state: Path | None) -> AbstractContextManager[Any]:
-    """Lock the state, and refuse a second server with the same one."""
+    """Lock the state file, and refuse a second server that uses it."""
     if state is None:
         return nullcontext()
     try:
@@ -482,7 +482,7 @@ def _lock(state: Path | None) -> AbstractContextManager[Any]:
 def _bind(host: str, port: int, option: str) -> socket.socket:
     try:
         opened = socket.create_server((host, port))
-        # asyncio sets it only on sockets made with IPPROTO_TCP; without it an answer waits 40 ms.
+        # asyncio sets it only on sockets made with IPPROTO_TCP; without it replies are 40 ms late.
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened
     except (OSError, OverflowError) as error:

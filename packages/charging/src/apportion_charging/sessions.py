@@ -1,9 +1,9 @@
 """The table of charging sessions, read from CSV or Parquet and checked.
 
 A row is a car's stay at a station: site, station, arrival, departure, stated_departure, requested_kwh,
-delivered_kwh and optionally max_kw, the car's maximum power. ACN-Data's own layout is known too. Times are
-local: ISO 8601 without a zone, or with one if the garage's zone is given. The result has text names, times
-in one zone or none, departures after arrivals, and finite energies >= 0.
+delivered_kwh and optionally max_kw, the car's maximum power. ACN-Data's layout is also accepted.
+Times are local: ISO 8601 without a zone, or with one if the garage's zone is given. The result has
+text names, times in one zone or none, departures after arrivals, and finite energies >= 0.
 """
 
 import ast
@@ -26,9 +26,9 @@ from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
 _MAX_KW, _MAX_KWH, _MAX_CAR_KW = 400.0, 1000.0, 1000.0
-"""More than any cable gives, any car takes or any car charges with: such numbers are in Wh or W."""
+"""Limits of a cable's power, a car's energy and a car's power; larger values are in W or Wh."""
 _LEAST_KWH = 0.2
-"""A file in which no car takes as much is in MWh."""
+"""A file whose energies are all smaller is in MWh."""
 _EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 _LAYOUT = {
     "site": "siteID",
@@ -40,25 +40,25 @@ _LAYOUT = {
     "requested_kwh": "kWhRequested",
     "delivered_kwh": "kWhDelivered",
 }
-"""Our columns and ACN-Data's; the latter has statements inside a column userInputs."""
+"""Our columns and ACN-Data's, which may have statements inside a column userInputs."""
 _OTHERS = ("max_kw", "userinputs", "timezone")
-"""Columns that may be there beside them."""
+"""Optional columns besides these."""
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
 _TIMES = ("arrival", "departure", "stated_departure")
 _ACN_TIME = "%a, %d %b %Y %H:%M:%S GMT"
 _ZONED = r"[T ]\d[^ ]*? *(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
 _SIGNED = r"[T ]\d.*[+-]"
-"""A time with an offset, however it is written."""
+"""Pattern of a time with an offset in any notation."""
 _NO_DAY = r"\d{4}(?:\D\d\d?)?"
-"""A year, or a month of a year, which pandas reads as its first day."""
+"""Pattern of a year or month, which pandas reads as its first day."""
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
-"""No car stays longer: one of the dates is wrong."""
+"""Longest plausible stay; beyond it, one of the dates is wrong."""
 
 
 def count(number: int, thing: str) -> str:
-    """A number of things in words: 1 session, 2,000 sessions."""
+    """Format a count with its noun: 1 session, 2,000 sessions."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
@@ -68,16 +68,16 @@ class CheckedSessions:
 
     source: str
     frame: pd.DataFrame
-    """The sessions, by site and arrival."""
+    """The sessions, sorted by site and arrival."""
     notes: list[str]
 
     @cached_property
     def fingerprint(self) -> str:
-        """The table's hash."""
+        """Hash of the table."""
         return fingerprint(self.frame)
 
     def describe(self) -> str:
-        """Describe the data in a line."""
+        """Describe the data in one line."""
         frame = self.frame
         sites = ", ".join(
             f"{site} ({count(len(rows), 'session')} at {count(rows.station.nunique(), 'station')})"
@@ -90,21 +90,21 @@ class CheckedSessions:
         )
 
     def summary(self) -> str:
-        """Describe the data and its oddities, a line each."""
+        """Describe the data and list the notes, one line each."""
         return "\n".join([f"valid: {self.describe()}", *self.notes])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the description and the notes as plain values."""
         facts = {"file": self.source, "summary": self.describe(), "notes": self.notes}
         return {"sessions": facts | {"fingerprint": self.fingerprint}}
 
     def to_frame(self) -> pd.DataFrame:
-        """The sessions."""
+        """Return the sessions."""
         return self.frame
 
 
 def read_sessions(path: str | Path | None = None, **options: Any) -> pd.DataFrame:
-    """Read and check a file of sessions; without one, the embedded sessions.
+    """Read and check a file of sessions; without a path, return the embedded sessions.
 
     Options are those of `inspect_sessions`.
 
@@ -144,7 +144,7 @@ def inspect_sessions(
     Raises
     ------
     InputError
-        One sentence for each thing that is wrong with the file.
+        If the file is invalid; the message has one sentence for each mistake.
     """
     source = "embedded sessions" if path is None else str(path)
     raw = load_table(_EMBEDDED if path is None else Path(path), "charging sessions")
@@ -180,8 +180,8 @@ def _rename_columns(raw: pd.DataFrame, columns: Sequence[str], source: str) -> p
 
 
 def fingerprint(frame: pd.DataFrame) -> str:
-    """A hash of the whole table: the same sessions give the same 16 digits on every machine."""
-    # The order of ties, the bits of a missing number and the last ones of a parsed one may differ.
+    """Hash the whole table; equal sessions give the same 16 digits on every machine."""
+    # The order of ties, the bits of NaN and the last bits of parsed numbers may differ.
     texts = [pd.factorize(frame[name].astype(str), sort=True) for name in ("site", "station")]
     numbers = []
     for name in _TIMES:
@@ -198,7 +198,7 @@ def fingerprint(frame: pd.DataFrame) -> str:
 
 
 class _Found:
-    """Gathers sentences about a table; each names the source, the first place, and the way out."""
+    """Collects messages about a table; each names the source, the first row and a remedy."""
 
     def __init__(self, raw: pd.DataFrame, source: str):
         self.source, self.rows = source, raw.index.to_numpy()
@@ -211,11 +211,11 @@ class _Found:
             raise InputError("\n".join(self.refusals))
 
     def refuse(self, bad: Any, what: str, way_out: str, values: Any = None) -> None:
-        """Refuse the sessions where `bad`, if there are any; of `values` the first is shown."""
+        """Refuse the sessions marked in `bad`; the message shows the first of `values`."""
         self.refusals += self._say(bad, what, way_out, values)
 
     def note(self, odd: Any, what: str, what_follows: str) -> None:
-        """Note the sessions where `odd`, if there are any."""
+        """Note the sessions marked in `odd`."""
         self.notes += self._say(odd, what, what_follows)
 
     def _say(self, bad: Any, what: str, then: str, values: Any = None) -> list[str]:
@@ -365,10 +365,10 @@ def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
 
 
 def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
-    """Localise times in a zone unless they have one.
+    """Localise naive times in a zone.
 
-    In an hour that the clock repeats, the first pass is meant, or the second with `later`; a time that
-    the clock skips moves forward.
+    An ambiguous time is in the first pass of the repeated hour, or in the second if `later`. A
+    nonexistent time moves forward.
     """
     if zone is None or times.dt.tz is not None:
         return times
@@ -377,7 +377,7 @@ def localize_times(times: Any, zone: str | None, *, later: bool = False) -> Any:
 
 
 def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> dict[str, Any]:
-    """Return the columns of times on the garage's clock, to the second, in its zone if it is known."""
+    """Return the time columns in local time, to the second, in the garage's zone if known."""
     times: dict[str, Any] = {}
     zoned: dict[bool, str] = {}
     for name in _TIMES:
@@ -406,7 +406,7 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
 
 
 def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
-    """Parse a column's times, without a zone as UTC; also return whether they have a zone."""
+    """Parse a column of times, naive ones as UTC; also return which kinds it has (zoned or not)."""
     text = _text(column)
     acn = text.str.endswith(" GMT")
     times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
@@ -453,12 +453,12 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
 
 
 def _beyond(kwh: Any, hours: Any) -> Any:
-    """Mark energies that no cable gives in these hours, or that no car takes."""
+    """Mark energies that exceed what a cable delivers in these hours, or what a car takes."""
     return (kwh > _MAX_KWH) | (kwh > _MAX_KW * hours + 1)
 
 
 def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
-    """Refuse energies that are not in kWh, and a file in which most stays have no length."""
+    """Refuse energies that are not in kWh, and a file in which most stays have zero length."""
     hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
     if (hours == 0).mean() > 0.5:
         way_out = (
@@ -482,7 +482,7 @@ def _refuse_units(frame: pd.DataFrame, found: _Found) -> None:
 
 
 def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
-    """Name the columns that are not used."""
+    """Note the columns that are not used."""
     known = [*_LAYOUT, *(theirs.lower() for theirs in _LAYOUT.values()), *_OTHERS]
     unused = [str(name) for name in raw.columns if str(name).strip().lower() not in known]
     if unused:

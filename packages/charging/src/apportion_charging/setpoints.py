@@ -1,11 +1,11 @@
-"""From wishes in kW to set-points in whole amperes, the same for policies, schedulers and the controller.
+"""Convert wishes in kW to set-points in whole amperes, for policies, schedulers and controller.
 
-A car charges with at least 6 A on each of its phases or not at all, a charge point takes whole amperes,
-and feeder, phases, branches and cables have limits. Wishes are served in order:
+A car charges with at least 6 A on each of its phases or not at all, charge points accept whole
+amperes, and feeder, phases, branches and cables have limits. Wishes are served in this order:
 
 1. a station that has been on for less than the minimum time stays on;
-2. then the largest wish first, and among equal wishes a station that is on; each gets its wish rounded up,
-   at least its minimum, as far as all limits leave room; a station that does not fit is skipped;
+2. stations are served by decreasing wish, among equal wishes those that are on first; each gets
+   its wish rounded up, at least its minimum, as far as all limits allow, or is skipped;
 3. remaining power raises the stations that are on, in the same order, and then switches on others.
 
 The result exceeds no limit, is never between 0 and a station's minimum, and leaves no power that a station
@@ -23,14 +23,14 @@ from jaxtyping import Array, Bool, Float, Int
 _SLACK_A = 1e-3
 """Tolerance for rounding errors of single precision."""
 _EQUAL_A = 1e-2
-"""Wishes are compared in such steps, so that rounding errors do not order equal ones."""
+"""Resolution for comparing wishes, so that rounding errors do not order equal ones."""
 _UNROLLED = 16
-"""Loop iterations unrolled on a GPU; on a CPU this would compile too long."""
+"""Loop iterations unrolled on a GPU; on a CPU the compilation would take too long."""
 
 if TYPE_CHECKING:
     Numbers = Any
 else:
-    # NumPy while sessions are read and forecast, JAX in compiled programs; checked when the tests run.
+    # NumPy while sessions are read and forecast, JAX in compiled programs; checked in tests.
     Numbers = Array | np.ndarray
 PerStation = Float[Numbers, "*stack entities"]
 _Amperes = Float[Array, " entities"]
@@ -42,20 +42,20 @@ class Stations(eqx.Module):
     max_a: PerStation
     min_a: PerStation
     phases: PerStation
-    """How many a station has."""
+    """Number of phases of each station."""
     kw_per_a: PerStation
-    """What an ampere on all its phases is in kW."""
+    """Power in kW of one ampere on all phases of a station."""
     load: Float[Numbers, "limits entities"]
-    """What an ampere at a station uses of each limit except the feeder's power."""
+    """Load of one ampere at each station on each limit except the feeder's power."""
     limit_a: Float[Numbers, " limits"]
 
     @property
     def max_kw(self) -> PerStation:
-        """The most each station gives."""
+        """Maximum power of each station in kW."""
         return self.max_a * self.kw_per_a
 
     def at(self, members: Int[Numbers, " entities"]) -> "Stations":
-        """Some of the stations, behind a feeder of their own."""
+        """Select stations by position."""
         own = (self.max_a, self.min_a, self.phases, self.kw_per_a)
         return Stations(
             *(x[members] for x in own), load=self.load[:, members], limit_a=self.limit_a
@@ -98,7 +98,7 @@ def set_points(
     limits = jnp.append(capacity_kw, stations.limit_a)
 
     def serve(given: _Amperes, wanted: _Amperes, willing: Bool[Array, " entities"]) -> _Amperes:
-        """Raise willing stations one after the other towards what they want, within all limits."""
+        """Raise the willing stations in order towards their wanted current, within all limits."""
 
         def one(used, station):
             has, wanted, willing, least, load = station
@@ -127,7 +127,7 @@ def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
 def comes_before(*keys: Array) -> Bool[Array, "entities entities"]:
     """Compare all pairs: by the last key, then by the one before it, and finally by position.
 
-    At the size of a garage this is faster than sorting, on a GPU by far.
+    For a garage's number of stations this is faster than sorting, above all on a GPU.
     """
     place = jnp.arange(len(keys[0]), dtype=jnp.int32)
     before = place[:, None] < place[None, :]
