@@ -1,9 +1,9 @@
-"""Sessions as days of a garage: arrays (days, stations, sessions) of one site.
+"""Sessions of one site by day, as arrays (days, stations, sessions).
 
-A session fills whole periods: its arrival is rounded up, its departure down. One that spans midnight is in
-the table of each of its days, and counts on the first. Its need is the delivered energy, or less if the car
-could not have taken it in those periods. Days are 24 hours of the zone's standard time, so clock changes
-have no effect; days without a car are absent.
+A session fills whole periods: its arrival is rounded up, its departure down. A session that spans
+midnight appears on each of its days, and counts on the first. Its need is the delivered energy, or
+less if the car could not have taken it in those periods. Days are 24 hours of the zone's standard
+time, so clock changes have no effect. Days without a car are omitted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from apportion_charging.site import Site, Tariff
 
 @dataclass(frozen=True, eq=False)
 class Days:
-    """The days of one site on which a car was there.
+    """Days of one site with at least one car.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class Days:
     stations: tuple[str, ...]
     wiring: Stations
     garage: Garage
-    """Arrays of NumPy (days, stations, sessions)."""
+    """NumPy arrays (days, stations, sessions)."""
     physics: Physics = REAL
     prices: Tariff | None = None
 
@@ -122,16 +122,16 @@ class Days:
 
     @property
     def joins(self) -> np.ndarray:
-        """Whether each day has a car from the day before, so that it must be simulated after it."""
+        """Whether each day has a car from the previous day, after which it must be simulated."""
         follows = np.append(False, np.diff(self.dates).astype(int) == 1)
         return follows & (self.garage.there & (self.garage.arrival < 0)).any((1, 2))
 
     @property
     def over(self) -> np.datetime64:
-        """The last day that later sessions cannot change; the day before the first if there is none.
+        """Last day that later sessions cannot change; the day before the first if there is none.
 
-        A car that stays beyond the last day with an arrival shares the feeder with unknown cars, and its
-        energy counts on its first day.
+        A car that stays beyond the last day with an arrival shares the feeder with unknown cars,
+        and its energy counts on its first day.
         """
         begins = self.garage.begins
         later = np.where(begins, (self.garage.departure - 1) // self.physics.periods, 0)
@@ -140,7 +140,7 @@ class Days:
         return min(open_days[0] - 1, last) if len(open_days) else last
 
     def summary(self) -> str:
-        """Describe the days in a line."""
+        """Describe the days in one line."""
         begins = self.garage.begins
         needed = float((self.garage.need_kwh * begins).sum())
         return (
@@ -160,9 +160,9 @@ def make_stations(description: Site, one_phase: Mapping[str, int] | None = None)
 
 
 def _standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
-    """Convert times to the zone's standard time, as datetime64[s]; without a zone they stay.
+    """Convert times to the zone's standard time, as datetime64[s], or keep them without a zone.
 
-    In an hour that the clock repeats, the first pass is meant, or the second with `later`.
+    An hour that the clock repeats is read as the first or, with `later`, as the second.
     """
     times = localize_times(times, zone, later=later)
     if times.dt.tz is not None:
@@ -193,7 +193,7 @@ def _table(
     zone: str | None,
     physics: Physics,
 ) -> tuple[np.ndarray, Garage]:
-    """Arrange rows, sorted by arrival, as days and a table of sessions."""
+    """Arrange rows, sorted by arrival, in arrays by day, station and session."""
     times = {
         name: _standard_time(rows[name], zone, later=name != "arrival")
         for name in ("arrival", "departure", "stated_departure")
@@ -205,7 +205,7 @@ def _table(
     }
     first = np.ceil(hours["arrival"] / physics.period_hours - 1e-9).astype(np.int64)
     last = np.floor(hours["departure"] / physics.period_hours + 1e-9).astype(np.int64)
-    # If two cars are at one station in the same period, the earlier one has it.
+    # If two cars are at one station in the same period, the earlier one occupies it.
     busy = pd.Series(last).groupby(station).cummax().groupby(station).shift(fill_value=0)
     first = np.maximum(first, busy.to_numpy())
     car_a = _car_amperes(rows, station, wiring)
@@ -259,7 +259,7 @@ def _table(
 
 
 def _car_amperes(rows: pd.DataFrame, station: np.ndarray, wiring: Stations) -> np.ndarray:
-    """Return the current that each session's car can take: its station's, or less if `max_kw` says so."""
+    """Return the maximum current of each session's car, from `max_kw` and its station's limit."""
     cable = wiring.max_a[station].astype(float)
     if "max_kw" not in rows:
         return cable

@@ -1,4 +1,4 @@
-"""The three methods on a garage's sessions, beside the best scheduler without hidden values."""
+"""Comparison of the three methods and the best rule on the sessions of a garage."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ from apportion_charging.training import Garages, choose_stations, direct_learner
 _REPETITIONS = 4
 _SITE, _TRAINED_UNTIL, _TESTED = "jpl", "2019-12-31", ("2021-04-01", "2021-08-31")
 _CAPACITY = 0.15
-"""The feeder in the test, as a share of its stations' full rate."""
+"""Capacity of the feeder in the test, as a share of its stations' full rate."""
 _RULES = {name: rule for name, rule in SCHEDULERS.items() if name not in HINDSIGHT}
 
 
@@ -76,7 +76,7 @@ def demonstrate_charging(seed: int, progress: Progress) -> Demonstration:
     weeks = [dates == week for week in np.unique(dates)]
 
     def served(name: str) -> np.ndarray:
-        """Share of the need met in each week, in per cent."""
+        """Return the share of the need met in each week, in per cent."""
         drawn, need = found.by_day(name), found.by_day()
         return np.array([100 * drawn[week].sum() / need[week].sum() for week in weeks])
 

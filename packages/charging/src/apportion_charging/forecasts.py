@@ -1,10 +1,10 @@
-"""Forecasts of needs, of stays and of later arrivals, from what is known when a car arrives.
+"""Forecasts of need, stay and later arrivals, from the data known when a car arrives.
 
-`Predictor` regresses the logarithms of need and stay on the driver's statements and the hour of arrival, by
-least squares on the training days. `EarlierDays` corrects it, because drivers return with similar requests:
-it adds the weighted mean residual of earlier sessions whose request, stated stay and hour were near. It
-also averages the energy that cars needed after each quarter of an hour on recent days of the same kind,
-weekdays or weekends. Only days before a car's own count.
+`Predictor` is a least-squares regression of the logarithms of need and stay on the driver's
+statements and the hour of arrival. `EarlierDays` corrects it, because drivers return with similar
+requests: it adds the weighted mean residual of earlier sessions with a similar request, stated stay
+and hour. It also averages the need of cars that arrive after each quarter of an hour, over recent
+days of the same kind (weekday or weekend). A forecast only uses days before the car's own.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ from apportion_charging.sessions import count
 _LEAST_KWH = 0.5
 _LEAST_HOURS = 0.25
 _FORGOTTEN_DAYS = 300
-"""Older sessions are ignored."""
+"""Age in days above which sessions are ignored."""
 _RECALLED = 20_000
-"""Only this many newest requests count, to bound the work in large garages."""
+"""Number of newest requests that are compared, to bound the cost in large garages."""
 _LAST_DAYS = 20
-"""Days of the same kind whose arrivals count: about a month of weekdays."""
+"""Number of days of the same kind that are averaged: about a month of weekdays."""
 _NEAR = (0.03, 0.1, 1.0)
 """Length scales of the distance between requests: log request, log stay, hour."""
 _FADES_DAYS = 60.0
 """Time constant of the weight of earlier sessions."""
 _PRIOR = 0.5
-"""Weight of the regression alone, in sessions."""
+"""Weight of the uncorrected regression, as a number of sessions."""
 
 
 class _Medians(NamedTuple):
@@ -39,11 +39,11 @@ class _Medians(NamedTuple):
 
     requested_kwh: float
     stay_hours: float
-    """From arrival to the stated departure."""
+    """Hours from arrival to the stated departure."""
 
     @classmethod
     def of(cls, *training: Garage) -> "_Medians":
-        """Medians over all sites; of needs and stays if no driver states anything."""
+        """Compute medians over all sites, of needs and stays if no driver states any."""
 
         def joined(name: str) -> np.ndarray:
             return np.concatenate([np.ravel(getattr(garage, name)) for garage in training])
@@ -66,13 +66,13 @@ class Predictor:
     need: np.ndarray
     stay: np.ndarray
     medians: _Medians
-    """For statements."""
+    """Defaults for missing statements."""
     to_come_kwh: np.ndarray
-    """For earlier days: what was still to come after each period, in the mean of days and sites."""
+    """Mean need per station of later arrivals, by quarter of an hour; used without earlier days."""
 
     @classmethod
     def fit(cls, *training: Days) -> "Predictor":
-        """Least squares on these days, which may be of several sites."""
+        """Fit the regressions by least squares to the days of one or several sites."""
         garages = [days.garage for days in training]
         medians = _Medians.of(*garages)
         x = np.concatenate([_features(garage, medians)[garage.begins] for garage in garages])
@@ -89,9 +89,9 @@ class Predictor:
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
-        """Add the predictions on arrival to sessions (days, stations, sessions), without recall."""
+        """Add predictions without recall to the sessions (days, stations, sessions)."""
         x, there = _features(garage, self.medians), garage.there
-        # Not a matrix product, whose last bit may depend on the number of days.
+        # Avoid a matrix product, whose rounding may depend on the number of days.
         departure = garage.arrived + np.exp((x * self.stay).sum(-1))
         need, departure = (
             np.where(there, predicted, 0).astype(np.float32)
@@ -113,7 +113,7 @@ class Predictor:
         )
 
     def to_dict(self) -> dict[str, list[float]]:
-        """Return plain numbers, to be saved with a policy."""
+        """Return plain numbers to save with a policy."""
         return {
             "need": self.need.tolist(),
             "stay": self.stay.tolist(),
@@ -128,7 +128,7 @@ class Predictor:
         Raises
         ------
         InputError
-            If the numbers are not those of a predictor.
+            If the numbers do not form a valid predictor.
         """
         shapes = {"need": (9,), "stay": (9,), "medians": (2,), "to_come_kwh": (QUARTERS,)}
         try:
@@ -164,17 +164,17 @@ class EarlierDays:
     day: np.ndarray
     """Days since 1970, ascending."""
     to_come_kwh: np.ndarray
-    """(days, quarters), as `_sum_later_needs` has it."""
+    """Result of `_sum_later_needs`, (days, quarters)."""
     request_day: np.ndarray
-    """The day of each session whose driver stated something, ascending."""
+    """Day of each session with a stated energy and departure, ascending."""
     requests: np.ndarray
-    """Logarithms of request and stay, and the hour of arrival, each in what sets two apart by one."""
+    """Log request, log stay and hour of arrival, each divided by its length scale in `_NEAR`."""
     remainders: np.ndarray
-    """Of need and stay, in logarithms: what came less what the regression expected."""
+    """Residuals of the regressions of log need and log stay, (sessions, 2)."""
 
     @classmethod
     def of(cls, days: Days | None, predictor: Predictor) -> "EarlierDays":
-        """All of these days; None is a garage without a past."""
+        """Collect the statistics of these days; None means that there are no earlier days."""
         if days is None:
             return cls(predictor, *(np.zeros((0, *n)) for n in ((), (QUARTERS,), (), (3,), (2,))))
         garage, day = predictor.apply(days.garage), days.dates.astype(int)
@@ -195,9 +195,9 @@ class EarlierDays:
     def apply(
         self, garage: Garage, dates: np.ndarray, stations: np.ndarray | None = None
     ) -> Garage:
-        """Add all forecasts to sessions (days, stations, sessions), from the days before each.
+        """Add all forecasts to sessions (days, stations, sessions), using the days before each.
 
-        Requests are recalled at all stations, or at these places alone.
+        The predictions are corrected at all stations, or only at the given indices.
         """
         garage = self.predictor.apply(garage)
         said = garage.there & garage.said_energy & garage.said_departure
@@ -222,7 +222,7 @@ class EarlierDays:
         )
 
     def _similar(self, today: int, requests: np.ndarray) -> np.ndarray:
-        """Return the mean residuals of similar requests before today and their weight against the prior."""
+        """Return the mean residuals of similar earlier requests, and their weight (below 1)."""
         past = _past(self.request_day, today)
         past = slice(max(past.start, past.stop - _RECALLED), past.stop)
         age = (today - self.request_day[past]) / _FADES_DAYS
@@ -242,9 +242,9 @@ def add_forecasts(
     only: Days | None = None,
     stations: np.ndarray | None = None,
 ) -> Days:
-    """Add predictions to the days of one site and, with `recall`, corrections from the days before each.
+    """Add predictions to the days of one site and, with `recall`, corrections by earlier days.
 
-    Of all these days, or `only` of some of them and at these `stations`, which takes less time.
+    To save time, `only` restricts the result to some days, and `stations` the corrections.
     """
     some = days if only is None else only
     if not recall:
@@ -254,7 +254,7 @@ def add_forecasts(
 
 
 def _sum_later_needs(garage: Garage) -> np.ndarray:
-    """Sum the needs of cars that came after each quarter of an hour, per station."""
+    """Return the mean need per station of cars that arrive after each quarter, (days, quarters)."""
     days, stations, _ = garage.arrival.shape
     arriving = np.zeros((days, QUARTERS))
     quarter = np.clip(np.ceil(4 * garage.arrived).astype(int), 0, QUARTERS - 1)

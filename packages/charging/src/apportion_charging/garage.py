@@ -1,10 +1,10 @@
-"""The simulated garage, period by period: which cars are plugged in, what is known of them, what they draw.
+"""Simulation of a garage by periods: the cars plugged in, the controller's view, the energy drawn.
 
-A day has 24 hours and begins at midnight; periods last 5 or 15 minutes. A session fills whole periods
-[arrival, departure), and may begin before the day or end after it. A car's need, its departure and its own
-limit are hidden: its current, the phases it uses, and a taper from 80 % of the need on. A controller knows
-only the meter, which is silent at times. `see` and `draw` are pure functions of one day and m stations,
-mapped over days and tasks by `vmap`; the live controller uses `see`, `offer` and `learn` too.
+A day has 24 hours and begins at midnight; periods last 5 or 15 minutes. A session fills whole
+periods [arrival, departure), and may begin before the day or end after it. A car's need, departure
+and limits (current, phases, taper above 80 % of the need) are hidden; a controller only knows the
+meter, which sometimes reports nothing. `see` and `draw` are pure functions of one day and m
+stations; `vmap` maps them over days and tasks. The live controller uses `see`, `offer` and `learn`.
 """
 
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ QUARTERS = 96
 _TAKEN_SHARE = 0.9
 """A car that draws less than this share of its offer is at its own limit."""
 _IDLE_A = 0.5
-"""A car that draws less has stopped."""
+"""Current in A below which a car counts as idle."""
 _DONE_PERIODS = 2
-"""Periods without drawing after which a car counts as done."""
+"""Number of idle periods after which a car counts as done."""
 _PROBE_HOURS = 0.5
-"""Hours after which a car that is done is offered free power again."""
+"""Hours without an offer after which a done car may be offered unused power again."""
 _MIN_ON_HOURS = 1 / 6
-"""Hours for which an offer lasts at least."""
+"""Minimum time in hours for which a station stays on."""
 _MOMENT = 1e-3
 """Tolerance, in hours, for rounding errors of summed periods."""
 TAPER_START_SHARE, TAPER_END_A = 0.8, 2.0
-"""From this share of its need on, a car's current falls linearly to this current."""
+"""Share of its need above which a car's current falls linearly, and the final current in A."""
 
 PerSession = Float[Numbers, "*stack entities sessions"]
 Flags = Bool[Numbers, "*stack entities"]
@@ -42,20 +42,20 @@ _Counts = Int[Numbers, "*stack entities"]
 
 @dataclass(frozen=True)
 class Physics:
-    """How a garage behaves; the defaults are those of a real one."""
+    """Parameters of the simulation; the defaults model a real garage."""
 
     period_hours: float = 0.25
     set_points: bool = True
-    """Offers are set-points in whole amperes; otherwise any power."""
+    """Whether offers are set-points in whole amperes; otherwise any power is possible."""
     taper: bool = True
     gaps: float = 0.02
-    """The chance that a meter is silent in a period."""
+    """Probability that a meter reports nothing in a period."""
     fill: bool = True
-    """Unwished power goes to cars that can take it; otherwise it stays unused."""
+    """Whether power beyond the wishes goes to cars that can take it; otherwise it stays unused."""
 
     @property
     def periods(self) -> int:
-        """Periods of a day."""
+        """Number of periods in a day."""
         return round(24 / self.period_hours)
 
 
@@ -65,69 +65,69 @@ REAL = Physics()
 def make_physics(
     period_minutes: int = 15, *, ideal: bool = False, objective: str = "energy"
 ) -> Physics:
-    """Create a real garage's physics, or ideal ones: any power, no taper, no silent meter.
+    """Create realistic physics, or ideal ones: any power, no taper, no missing meter values.
 
-    With the objective cost, unwished power stays unused.
+    With the objective cost, power beyond the wishes stays unused.
     """
     real = Physics(period_minutes / 60, fill=objective != "cost")
     return replace(real, set_points=False, taper=False, gaps=0.0) if ideal else real
 
 
 class Garage(eqx.Module):
-    """The sessions that each station has in one day, in order; an absent one has arrival = departure = 0.
+    """Sessions of each station on one day, in order; padding has arrival = departure = 0.
 
-    Stacks of days, or of tasks and days, have leading axes. `add_forecasts` fills the optional fields,
-    which `see` needs.
+    Stacks of days, or of tasks and days, have leading axes. `add_forecasts` fills the optional
+    fields, which `see` needs.
     """
 
     arrival: Int[Numbers, "*stack entities sessions"]
-    """First whole period of the day; negative if the car came on an earlier day."""
+    """First whole period of the session; negative if the car came on an earlier day."""
     departure: Int[Numbers, "*stack entities sessions"]
-    """The period after the last whole one; it may be on a later day."""
+    """Period after the last whole one; it may be on a later day."""
     arrived: PerSession
-    """When the car was plugged in, in hours since midnight; breaks ties between equal periods."""
+    """Time of plugging in, in hours since midnight; it breaks ties between equal periods."""
     need_kwh: PerSession
-    """The energy that the car takes in the end. Hidden."""
+    """Energy that the car takes if it is fully served. Hidden."""
     car_a: PerSession
     """The car's own maximum current. Hidden."""
     car_share: PerSession
     """The share of the station's phases that the car uses. Hidden."""
     requested_kwh: PerSession
-    """The driver's requested energy; if none, 0 and, with forecasts, the median."""
+    """Energy requested by the driver; without a request 0, or with forecasts the median."""
     stated_departure: PerSession
-    """The driver's stated departure, in hours since midnight; if none, likewise."""
+    """Departure stated by the driver, in hours since midnight; if none, 0 or by the median stay."""
     said_energy: Bool[Numbers, "*stack entities sessions"]
     """Whether the driver requested an energy."""
     said_departure: Bool[Numbers, "*stack entities sessions"]
     """Whether the driver stated a departure."""
     number: Int[Numbers, "*stack entities sessions"]
-    """Identifies the session: the same on each of its days."""
+    """Identifier of the session, the same on each of its days."""
     stay_hours: PerSession
-    """From plugging in to the departure. Hidden."""
+    """Hours from plugging in to the departure. Hidden."""
     clock_hours: Float[Numbers, "*stack entities"]
-    """Hours of daylight saving time."""
+    """Hours by which daylight saving time is ahead of standard time."""
     predicted_need_kwh: PerSession | None = None
     """Need by regression on the statements."""
     predicted_departure: PerSession | None = None
     """Departure by regression on the statements, in hours since midnight."""
     recalled_need_kwh: PerSession | None = None
-    """Predicted need, corrected by earlier sessions with similar requests; without recall, as predicted."""
+    """Predicted need, corrected by earlier sessions with similar requests if recall is on."""
     recalled_departure: PerSession | None = None
-    """Predicted departure, corrected likewise."""
+    """Predicted departure, corrected in the same way."""
     familiarity: PerSession | None = None
     """The weight of similar requests in the correction, from 0 to below 1."""
     to_come_kwh: Float[Numbers, "*stack entities quarters"] | None = None
-    """Mean need per station of cars that came after each quarter of an hour on earlier days; the same at
-    all stations of a site, 0 without recall."""
+    """Mean need per station of cars that came after each quarter of an hour on earlier days; the
+    same at all stations of a site, 0 without recall."""
 
     @property
     def there(self) -> Bool[Numbers, "*stack entities sessions"]:
-        """Which sessions are not absent."""
+        """Mask of the sessions that are not padding."""
         return self.departure > self.arrival
 
     @property
     def begins(self) -> Bool[Numbers, "*stack entities sessions"]:
-        """Which sessions begin on this day, the day on which they count."""
+        """Mask of the sessions that begin on this day; each session counts on its first day."""
         return self.there & (self.arrival >= 0)
 
     def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
@@ -136,32 +136,32 @@ class Garage(eqx.Module):
 
 
 class GarageState(eqx.Module):
-    """What meters and offers have shown of the car at each station."""
+    """Knowledge of the car at each station from earlier offers and meter values."""
 
     got_kwh: PerStation
     offered_a: PerStation
-    """In the period before."""
+    """Offer of the previous period."""
     current_a: PerStation
-    """The last meter value."""
+    """Current by the last meter value."""
     limit_a: PerStation
     """The car's estimated maximum current."""
     single: Flags
     """Whether the car uses one phase of several."""
     on_hours: PerStation
-    """Hours since it has had an offer."""
+    """Hours since the station was switched on; 0 without an offer."""
     idle_hours: PerStation
-    """Hours since it has drawn nothing of its offer."""
+    """Hours for which the car has not drawn from its offer."""
     off_hours: PerStation
-    """Hours since it has had no offer."""
+    """Hours without an offer."""
 
 
 class Outlook(eqx.Module):
-    """A car's remaining need and stay: as stated, as predicted, or the truth."""
+    """Remaining need and stay of a car: stated, predicted or true."""
 
     open_kwh: PerStation
     hours_left: PerStation
     rate_kw: PerStation
-    """Its estimated maximum power."""
+    """Estimated maximum power of the car."""
 
     @property
     def laxity(self) -> PerStation:
@@ -172,35 +172,35 @@ class Outlook(eqx.Module):
 class StationView(eqx.Module):
     """What a controller sees of each station at the start of a period; 0 if no car is plugged in.
 
-    `truth` and the fields `car_*` are hidden: only `draw` and the clairvoyant scheduler may read them.
+    `truth` and `car_*` are hidden: only `draw`, rewards and the clairvoyant scheduler read them.
     """
 
     hour: Float[Array, "*stack"]
-    """Local time, with daylight saving."""
+    """Local time in hours, with daylight saving time."""
     capacity_kw: Float[Array, "*stack"]
     stations: Stations
     plugged: Flags
     stays: Flags
-    """Whether the car was there in the period before."""
+    """Whether the car was plugged in during the previous period."""
     can_draw: Flags
-    """Plugged in and not known to be done."""
+    """Whether a car is plugged in and not known to be done."""
     most_a: PerStation
-    """The largest useful offer."""
+    """Largest useful offer in A."""
     limit_kw: PerStation
-    """The same in kW; 0 for cars that cannot draw."""
+    """Largest useful offer in kW; 0 for cars that cannot draw."""
     said_energy: Flags
     said_departure: Flags
     requested_kwh: PerStation
     known: GarageState
     arrived: PerStation
-    """When the car came, in hours since midnight."""
+    """Arrival of the car, in hours since midnight."""
     hours_here: PerStation
     said: Outlook
-    """By the driver's statements, or the medians."""
+    """Outlook by the driver's statements, or by the medians without statements."""
     predicted: Outlook
-    """By the regression."""
+    """Outlook by the regression."""
     recalled: Outlook
-    """By the regression and, with recall, earlier days."""
+    """Outlook by the regression and, with recall, by earlier days."""
     familiarity: PerStation
     to_come_kwh: PerStation
     truth: Outlook
@@ -228,7 +228,7 @@ def see_sessions(
     capacity_kw: Float[Array, ""],
     physics: Physics = REAL,
 ) -> StationView:
-    """View the cars of period n with the state of new arrivals: the part that no offer changes."""
+    """Return the view of period n as if all cars were new: the part that offers do not change."""
     here, hour = match_sessions(day, n), n * jnp.float32(physics.period_hours)
     plugged = here.any(-1)
 
@@ -273,7 +273,7 @@ def see_sessions(
 
 
 def see_state(fresh: StationView, state: GarageState, physics: Physics = REAL) -> StationView:
-    """Add to a view what is known of the cars from earlier periods."""
+    """Add the knowledge of earlier periods to a view."""
     stations = fresh.stations
     known = jax.tree.map(lambda kept, new: jnp.where(fresh.stays, kept, new), state, fresh.known)
     done = known.idle_hours > _DONE_PERIODS * physics.period_hours - _MOMENT
@@ -314,7 +314,7 @@ def see(
 def offer(
     seen: StationView, wishes_kw: Float[Array, " entities"], physics: Physics = REAL
 ) -> Float[Array, " entities"]:
-    """Turn wishes into the amperes offered to stations."""
+    """Convert wishes in kW to the amperes offered to stations."""
     known, stations = seen.known, seen.stations
     if not physics.set_points:
         able_a = jnp.where(seen.can_draw, seen.most_a, 0.0)
@@ -331,7 +331,7 @@ def offer(
 def draw(
     seen: StationView, wishes_kw: Float[Array, " entities"], physics: Physics = REAL
 ) -> tuple[GarageState, Float[Array, " entities"]]:
-    """Simulate a period: offer power, and return the next state and the kWh drawn at each station."""
+    """Simulate a period: offer power, and return the next state and the kWh of each station."""
     stations, left = seen.stations, seen.truth.open_kwh
     offered_a = offer(seen, jax.lax.stop_gradient(wishes_kw), physics)
     # A car that is done is at most probed, which does not depend on wishes.
@@ -344,7 +344,7 @@ def draw(
         past = jnp.clip((done - TAPER_START_SHARE) / (1 - TAPER_START_SHARE), 0.0, 1.0)
         current = jnp.where(past > 0, current + (TAPER_END_A - current) * past, current)
     most = jnp.minimum(current * stations.kw_per_a * seen.car_share, left / physics.period_hours)
-    # `where`, not `maximum`: at need = got a tie of `maximum` would leak half a gradient into `got_kwh`.
+    # Not `maximum`, whose tie at need = got would pass half of the gradient to `got_kwh`.
     takes = seen.plugged & (left > 0)
     drawn = jnp.where(takes, jnp.minimum(offered_kw, most), 0.0)
     state = learn(
@@ -362,10 +362,10 @@ def learn(
     metered: Flags,
     hours: Float[Numbers | np.floating, ""],
 ) -> GarageState:
-    """Update the state after some hours with these offers and meter values.
+    """Update the state after a period with these offers and meter values.
 
-    A car that draws less than the minimum over all phases uses a single phase. A car that does not use its
-    whole offer is at its own limit; one that reaches its estimated limit is offered more.
+    A car that draws less than the minimum of all phases uses a single phase. A car that does not
+    use its whole offer is at its own limit; the estimated limit of a car that reaches it is raised.
     """
     known, offered, kw = jax.lax.stop_gradient((known, offered_a, metered_kw))
     on = offered > 0
@@ -394,7 +394,7 @@ def learn(
 
 
 def _is_metered(number: _Counts, periods_here: _Counts, gaps: float) -> Flags:
-    """Hash session and period to decide if the meter reports: the same in every simulation."""
+    """Decide if the meter reports, by a hash of session and period that all simulations share."""
     mixed = number.astype(jnp.uint32) * np.uint32(2654435761)
     mixed = (mixed ^ (mixed >> 15)) + periods_here.astype(jnp.uint32) * np.uint32(2246822519)
     mixed = (mixed ^ (mixed >> 13)) * np.uint32(3266489917)

@@ -1,8 +1,8 @@
-"""Meter values of charge points: samples as OCPP sends them, and what a meter has shown of a car.
+"""Meter values of charge points: parsing of OCPP samples, and the readings of a car's session.
 
-Power and energy are the total if it is sent, else the sum of the phases; the neutral never counts. A
-register that moves by more than the cable delivers is set aside. If the next reading agrees with it, the
-register was replaced, and the energy so far stays.
+Power and energy are the reported total or, without one, the sum of the phases; neutral is ignored.
+A register that falls, or rises by more than the cable delivers, is rejected at first. If the next
+reading is consistent with it, the register was replaced, and the energy delivered so far is kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,24 @@ _MEASURANDS = ("Energy.Active.Import.Register", "Power.Active.Import", "Current.
 _PHASES = {f"L{phase}{end}": phase - 1 for phase in PHASES for end in ("", "-N")}
 _MAX_EXPONENT = 9
 _SLACK_WH = 100.0
-"""By so much a register may run ahead: clocks differ, and starts are rounded."""
+"""Tolerance in Wh for registers that run ahead, because clocks differ and starts are rounded."""
 MARGIN = 1.2
-"""Meters may show this much more than the cable gives."""
+"""Largest plausible power of a meter, relative to the full power of the cable."""
 
 
 class Samples(NamedTuple):
-    """One meter value."""
+    """Readings of one OCPP meter value."""
 
     wh: float | None = None
     kw: float | None = None
     currents_a: tuple[float, ...] | None = None
-    """On each phase of the site, if all three are sent."""
+    """Current of each phase of the site in A, if all three are sent."""
     bad: str | None = None
-    """What could not be read."""
+    """The unreadable value, or None."""
 
 
 def read_samples(samples: Any, volts: float, phases: Sequence[int]) -> Samples:
-    """Read a meter value of a station that is wired to these phases of the site, in this order.
+    """Parse a meter value; `phases` are the site's phases in the order of the station's own.
 
     >>> read_samples([{"value": "1.5", "unit": "kWh"}], 230.0, (1, 2, 3)).wh
     1500.0
@@ -61,7 +61,7 @@ def read_samples(samples: Any, volts: float, phases: Sequence[int]) -> Samples:
     )
     currents = by_phase[_MEASURANDS[2]]
     if kw is None and (currents or _MEASURANDS[2] in total):
-        # A current without a phase is that of each phase.
+        # A current without a phase applies to each phase.
         together = sum(currents.values()) if currents else total[_MEASURANDS[2]] * len(phases)
         kw = together * volts
     shown = None
@@ -72,7 +72,7 @@ def read_samples(samples: Any, volts: float, phases: Sequence[int]) -> Samples:
 
 
 def _read_value(sample: Mapping[str, Any]) -> float | None:
-    """Return a sample's value in Wh, W or A; None if it is no number in bounds."""
+    """Return a sample's value in Wh, W or A, or None if it is not a number in range."""
     measure = sample.get("unit_of_measure") or {}
     value, exponent = read_number(sample.get("value")), measure.get("multiplier", 0)
     if value is None or value < 0 or not is_number(exponent) or abs(exponent) > _MAX_EXPONENT:
@@ -82,7 +82,7 @@ def _read_value(sample: Mapping[str, Any]) -> float | None:
 
 
 def read_number(value: Any) -> float | None:
-    """Return a number of a message, or None.
+    """Convert a value of a message to float, or return None if it is not a plausible number.
 
     >>> read_number("7.5"), read_number("nan"), read_number(10**400)
     (7.5, None, None)
@@ -96,21 +96,21 @@ def read_number(value: Any) -> float | None:
 
 @dataclass
 class Meter:
-    """What a station's meter has shown of the car there."""
+    """Meter readings of the car at a station."""
 
     most_kw: float
-    """More is a mistake of the meter."""
+    """Largest plausible power in kW; higher readings are rejected."""
     start_wh: float | None = None
     register_wh: float | None = None
     read_at: float = 0.0
-    """When that was, in seconds since 1970."""
+    """Time of the last register reading, in seconds since 1970."""
     currents_a: tuple[float, ...] | None = None
-    """On each phase of the site, the last time that the car drew."""
+    """Current of each phase of the site in A, when the car last drew power."""
     shown_kw: float | None = None
     heard_at: float | None = None
     _suspect: tuple[float, float] | None = None
     _registers: list[tuple[float, float]] = field(default_factory=list)
-    """Times and registers since the last decision, from when the newest offer has settled."""
+    """Pairs of time and register since the last decision, recorded once its offer has settled."""
     _powers: list[float] = field(default_factory=list)
 
     @property
@@ -119,7 +119,7 @@ class Meter:
         return None if self.currents_a is None else find_single_phase(self.currents_a) or None
 
     def delivered_kwh(self) -> float | None:
-        """Return the energy by the register, or None if it is unknown."""
+        """Return the energy delivered according to the register, or None if it is unknown."""
         if self.start_wh is None or self.register_wh is None:
             return None
         return (self.register_wh - self.start_wh) / 1000
@@ -134,12 +134,12 @@ class Meter:
         return (wh - before) * 3.6 / (now - begun) if now > begun else None
 
     def begin_period(self, keep: bool = True) -> None:
-        """Forget the values of the period; the last register begins the next one, if it may be kept."""
+        """Clear the values of the period; with `keep`, the last register starts the next one."""
         self.shown_kw = self.shown_kw if (drawn := self.drawn_kw()) is None else drawn
         self._registers, self._powers = self._registers[-1:] if keep else [], []
 
     def take(self, found: Samples, moment: float, settled: bool) -> str | None:
-        """Take a meter value; return what was rejected of it, or None."""
+        """Record a meter value; return a description of the rejected part, or None."""
         bad = found.bad
         if found.wh is not None:
             bad = self._take_register(found.wh, moment, settled) or bad

@@ -1,11 +1,11 @@
-"""Model-predictive control: each period a linear programme plans the rest of every car's stay.
+"""Model-predictive control: each period, a linear programme plans the rest of every car's stay.
 
-Needs and stays are the recalled forecasts, which a policy sees too. Periods between two departures form one
-interval: the plan has kWh x_{s,i} of car s in interval i, at most what the car takes, their sum at most its
-remaining need, and the sum over cars within every limit of the wiring. It maximises the energy served, and
-among equal plans prefers early energy and small laxity; with prices, it maximises the energy's worth less
-its price and the charge for the day's peak. Only the first interval, the coming period, is used; the next
-period is planned again. Cars that have not arrived are not planned for. HiGHS solves many garages per call.
+Needs and stays are the recalled forecasts, which policies see too. Periods between two departures
+form one interval. The plan contains the kWh x_{s,i} of car s in interval i, within the car's power,
+its remaining need and every limit of the wiring. It maximises the energy served and, among equal
+plans, prefers early energy and small laxity. With prices, it maximises the value of the energy less
+its price and the charge for the day's peak. Only the first interval, the coming period, is applied.
+Cars that have not arrived are ignored. HiGHS solves the programmes of many garages per call.
 """
 
 from typing import Any
@@ -45,14 +45,14 @@ def simulate_mpc(
     members: np.ndarray | None = None,
     prices: Tariff | None = None,
 ) -> Delivered:
-    """Simulate days under model-predictive control; the result is that of `simulate` for one schedule.
+    """Simulate days under model-predictive control, as `simulate` does for one schedule.
 
     Parameters
     ----------
     days, capacity_kw, members
         As in `simulate`.
     prices
-        Plan for the least cost; without them, for the most energy.
+        Prices, with which the plan maximises value less cost; otherwise it maximises energy.
     """
     garage, physics = days.garage, days.physics
     tasks, capacity = resolve_tasks(days, capacity_kw, members)
@@ -87,12 +87,12 @@ def simulate_mpc(
 def _plan(
     seen: StationView, physics: Physics, peak_kw: np.ndarray, prices: Tariff | None = None
 ) -> np.ndarray:
-    """The kW to wish for in each of several garages, (garages, entities), from what is seen there.
+    """Return the kW wished for in several garages, (garages, entities).
 
     Parameters
     ----------
     peak_kw
-        The highest power of the day so far, in each garage.
+        Highest power of the day so far in each garage.
     """
     limit = np.asarray(seen.limit_kw, float)
     capacity = np.asarray(seen.capacity_kw, float)
@@ -115,12 +115,12 @@ def _plan(
 
 
 def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Tariff | None) -> np.ndarray:
-    """The first period of the best plans of these garages."""
+    """Return the kW wished for in the first period of these garages' plans."""
     can, outlook, stations = seen.can_draw, seen.recalled, seen.stations
     garages, cars = can.shape
     rate = np.maximum(outlook.rate_kw, 1e-6).astype(float)
     need = np.where(can, np.maximum(outlook.open_kwh, _LEAST_KWH), 0.0)
-    # In whole periods, so that there are few intervals.
+    # Round stays to whole periods, so that there are few intervals.
     stay = np.clip(np.round(outlook.hours_left / hours), 1, 24 / hours) * hours
     ends = [np.full((garages, 1), hours), np.where(can, stay, hours)]
     if prices is not None:
@@ -131,7 +131,7 @@ def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Tariff | None) 
     inside = can[:, :, None] & (length > 1e-6)[:, None] & (ends[:, None] <= stay[..., None] + 1e-6)
     row, car, interval = np.nonzero(inside)
     lasts, count = length[row, interval], len(row)
-    # What a kW drawn takes of the feeder, in the kW offered for it, and of phases and branches.
+    # Limits apply to offers; a car on one phase of several draws less than its offer.
     per_kw = seen.limit_kw / rate
     loads = np.concatenate(
         [np.ones((garages, 1, cars)), stations.load / stations.kw_per_a[:, None]], 1
@@ -141,7 +141,7 @@ def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Tariff | None) 
     which, limit = np.nonzero(taken)
     place = (row[which] * limits.shape[1] + limit) * intervals + interval[which]
     sums = [
-        # Equation, column, factor; and what the sums must not exceed.
+        # Equation, column and factor of each coefficient, and the upper bounds of the sums.
         (row * cars + car, np.arange(count), np.ones(count), need.ravel()),
         (place, which, taken[which, limit], (limits[..., None] * length[:, None]).ravel()),
     ]
@@ -151,7 +151,7 @@ def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Tariff | None) 
     if prices is not None:
         hour = (seen.hour[row] + starts[row, interval] + hours / 2) % 24
         value = prices.worth_per_kwh - np.asarray(prices.per_kwh)[hour.astype(int)] - 0.1 * late
-        # A column more for each garage: its highest power, which no interval's exceeds.
+        # One more variable per garage: its highest power, which bounds that of each interval.
         every = np.arange(garages * intervals)
         sums.append(
             (
@@ -181,7 +181,7 @@ def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Tariff | None) 
 
 
 def _changes(prices: Tariff, hour: np.ndarray, period_hours: float) -> np.ndarray:
-    """The hours until each change of the price, within a day, in every garage."""
+    """Return the hours until each price change of the next 24 hours, (garages, changes)."""
     per_kwh = np.asarray(prices.per_kwh)
     changes = np.flatnonzero(per_kwh != np.roll(per_kwh, 1))
     ahead = (changes[None] - hour[:, None]) % 24
@@ -190,4 +190,4 @@ def _changes(prices: Tariff, hour: np.ndarray, period_hours: float) -> np.ndarra
 
 _see = eqx.filter_jit(eqx.filter_vmap(see, in_axes=(0, 0, 0, None, 0, None)))
 _draw = eqx.filter_jit(eqx.filter_vmap(draw, in_axes=(0, 0, None)))
-"""What is seen, and what is drawn, in each of several garages."""
+"""The functions `see` and `draw`, mapped over garages."""

@@ -1,10 +1,10 @@
-"""The objectives of an operator: the reward of a period, from the energy drawn in it.
+"""Objectives of an operator: the reward of a period as a function of the energy drawn in it.
 
-`energy` is kWh. `fair` is concave in each car's share of its need, so that the first kWh of a car counts
-more than its last. `promise` counts 80 % of each car's need first, and then energy.
-`cost` is what the energy is worth less its price at that hour, and less the charge for the day's highest
-power. Each is known when it happens, adds up over a day to what the day is judged by, and has a gradient.
-Rewards may look at needs, which are hidden from policies: they are for learning from the past.
+`energy` is the kWh drawn. `fair` is concave in each car's share of its need, so the first kWh of a
+car counts more than its last. `promise` is the energy and a bonus for 80 % of each car's need.
+`cost` is the value of the energy minus its price and the charge for the day's highest power. Each
+reward is differentiable and known after its period; the rewards of a day sum to its objective.
+Rewards may use needs, which are hidden from policies, because training uses past sessions.
 """
 
 from abc import abstractmethod
@@ -20,40 +20,40 @@ from apportion_charging.garage import PerStation, StationView
 from apportion_charging.settings import ChargingSettings
 
 _FIRST = 0.05
-"""Keeps the first kWh's worth finite: a car's share counts as the root of it and this."""
+"""Constant added to a car's share before the root, which keeps the gradient at 0 finite."""
 _PER_CAR_KWH = 10.0
-"""What a promise kept counts, beyond its energy; and a car fully and fairly served."""
+"""Value in kWh of a kept promise, in addition to its energy, and scale of `fair`."""
 
 
 class Objective(eqx.Module):
-    """A reward; `at` returns the one of a station's site."""
+    """Reward of a period; `at` returns the objective of a station's site."""
 
     @abstractmethod
     def __call__(
         self, seen: StationView, drawn_kwh: PerStation, peak_kw: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """The reward of a period.
+        """Return the reward of a period.
 
         Parameters
         ----------
         peak_kw
-            The highest power of the day before this period.
+            Highest power so far on this day.
         """
 
     def at(self, station: Int[Array, ""]) -> "Objective":
-        """The objective of this station's site."""
+        """Return the objective of this station's site."""
         return self
 
 
 class Energy(Objective):
-    """KWh drawn."""
+    """Energy drawn, in kWh."""
 
     def __call__(self, seen, drawn_kwh, peak_kw):
         return drawn_kwh.sum()
 
 
 class _Fair(Objective):
-    """The root of each car's share of its need."""
+    """Square root of each car's share of its need."""
 
     def __call__(self, seen, drawn_kwh, peak_kw):
         def worth(kwh: PerStation) -> PerStation:
@@ -65,10 +65,10 @@ class _Fair(Objective):
 
 
 class _Promise(Objective):
-    """80 % of each car's need first, then energy.
+    """Energy, and a bonus for 80 % of each car's need.
 
-    Nearly kept counts little: progress counts by its square, so that power goes where a promise can be
-    kept with it.
+    The bonus is quadratic in the progress towards 80 %, so that power goes to cars whose promise
+    can be kept.
     """
 
     def __call__(self, seen, drawn_kwh, peak_kw):
@@ -81,7 +81,7 @@ class _Promise(Objective):
 
 
 class _Cost(Objective):
-    """What the energy is worth less what it costs."""
+    """Value of the energy minus its cost."""
 
     per_kwh: Float[Array, "*universe hours"]
     worth_per_kwh: Float[Array, "*universe"]
@@ -90,7 +90,7 @@ class _Cost(Objective):
 
     @classmethod
     def of(cls, sites: Sequence[Days]) -> "_Cost":
-        """The prices of every station of these sites."""
+        """Collect the prices of every station of these sites."""
         rows = []
         for days in sites:
             if days.prices is None:
@@ -115,7 +115,7 @@ class _Cost(Objective):
 
 
 def make_objective(settings: ChargingSettings, sites: Sequence[Days]) -> Objective:
-    """The objective of a run, at these sites.
+    """Create the objective of a run for these sites.
 
     Examples
     --------

@@ -1,11 +1,11 @@
-"""Charging as a problem: m stations behind one feeder, and an episode of one day.
+"""Charging as an allocation problem: m stations behind one feeder; an episode is one day.
 
-The universe is all stations of all sites; a task's stations belong to one site. An episode is a training
-day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. Shares are of
-the feeder's capacity; a share's limit is the power that the plugged-in car can take, and the rest stays
-unused. Shares are wishes, rounded to set-points with the gradient of the wishes. The reward is the
-objective's, by default kWh drawn, weighted by the inverse of the site's mean need, so that no site
-dominates. With the objective cost, the last entity of a task is the unused power (`_add_spare`).
+The universe contains all stations of all sites; the stations of a task belong to one site. An
+episode is a training day of that site with a feeder of phi times the stations' full rate; both are
+sampled. Each station's share of the feeder is limited by what its car can take; the rest is unused.
+Shares are rounded to set-points, with a straight-through gradient. The reward is the objective, by
+default the kWh drawn, divided by the site's mean need, so that no site dominates. If the objective
+is cost, the last entity of a task is the unused power (`_add_spare`).
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,15 @@ from apportion_charging.garage import (
 from apportion_charging.objectives import Energy, Objective
 
 CHANNELS = 24
-"""Numbers that a policy sees of each station, of about unit size."""
+"""Number of features of a station in the observation, each of about unit size."""
 _SHARED = np.isin(np.arange(CHANNELS), (18, 19, 20, 21, 23))
-"""Which channels all stations share."""
+"""Mask of the channels whose value is the same at all stations."""
 _USUAL_KW = 7.0
-"""The unit of a station's full rate in the observation."""
+"""Unit of a station's full rate in the observation."""
 
 
 class _DayState(eqx.Module):
-    """Which day it is, the period, the feeder, its highest power so far, and what is known of stations."""
+    """Day, period, feeder capacity, highest power so far, and knowledge of the stations."""
 
     day: Int[Array, "*stack"]
     n: Int[Array, "*stack"]
@@ -68,18 +68,18 @@ class Charging(Problem):
     """
 
     garage: Garage
-    """(days, universe, sessions); sites of fewer days are empty in the last ones."""
+    """Arrays (days, universe, sessions); sites with fewer days are padded with empty ones."""
     stations: Stations
     days_of: Int[Array, " universe"]
-    """Days that each station's site has."""
+    """Number of days of each station's site."""
     worth: Float[Array, " universe"]
-    """What a kWh counts at each station: the mean daily need of a station over all sites, over that of
-    its own site; 1 if there is one site."""
+    """Weight of a kWh at each station: the mean daily need per station over all sites, divided by
+    that of its own site; 1 for a single site."""
     capacity: Float[Array, " 2"]
-    """The least and the most that a feeder is to its stations' full rate, phi."""
+    """Range of phi, the feeder's capacity relative to its stations' full rate."""
     objective: Objective
     spare: bool = eqx.field(static=True)
-    """Whether a task's last entity is what stays unused."""
+    """Whether the last entity of a task is the unused power."""
     physics: Physics = eqx.field(static=True)
     universe: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
@@ -91,7 +91,7 @@ class Charging(Problem):
         capacity: tuple[float, float] = (0.05, 0.3),
         objective: Objective | None = None,
     ) -> "Charging":
-        """All stations of these sites; days must have predictions (`add_forecasts`)."""
+        """Create the problem of these sites, whose days must have forecasts (`add_forecasts`)."""
         counts = [len(days.stations) for days in sites]
         physics = sites[0].physics
         garages = [_at_midnight(days) for days in sites]
@@ -100,7 +100,7 @@ class Charging(Problem):
             most = np.max([x.shape for x in arrays], 0)
             wide = []
             for x in arrays:
-                # Days, and sessions or quarters of an hour, up to the most; stations side by side.
+                # Pad days, and sessions or quarters, to the longest; concatenate stations.
                 short = [(0, longest - own) for longest, own in zip(most, x.shape, strict=True)]
                 wide.append(np.pad(x, [short[0], (0, 0), *short[2:]]))
             return jnp.asarray(np.concatenate(wide, 1))
@@ -110,7 +110,7 @@ class Charging(Problem):
                 jnp.asarray(np.concatenate([getattr(days.wiring, name) for days in sites]))
                 for name in ("max_a", "min_a", "phases", "kw_per_a")
             ),
-            # Drawn garages have a feeder of their own, and no branches.
+            # Sampled garages have their own feeder, and no branches.
             load=jnp.zeros((0, sum(counts))),
             limit_a=jnp.zeros(0),
         )
@@ -138,17 +138,17 @@ class Charging(Problem):
         return self.midnight(task, day, phi * full)
 
     def _stations(self, task: Task) -> tuple[Int[Array, " entities"], Bool[Array, " entities"]]:
-        """The task's stations, and which of them are there."""
+        """Return the task's stations and their mask."""
         return (task.members[:-1], task.mask[:-1]) if self.spare else (task.members, task.mask)
 
     def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> _DayState:
-        """Return the first state of a day behind a given feeder."""
+        """Return the first state of a day with a given feeder capacity."""
         start = jnp.zeros((), jnp.int32)
         known = initial_state(self.stations.at(self._stations(task)[0]))
         return _DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
 
     def see(self, task: Task, state: _DayState) -> StationView:
-        """Return what a controller sees of the task's stations."""
+        """Return the controller's view of the task's stations."""
         members, _ = self._stations(task)
         here = self.garage.at(state.day, members)
         stations = self.stations.at(members)
@@ -178,7 +178,7 @@ class Charging(Problem):
 
 
 def _at_midnight(days: Days) -> Garage:
-    """Separate the days: a car from the day before is assumed to have charged at full rate."""
+    """Make days independent: assume that cars from the previous day have charged at full rate."""
     garage = days.garage
     hours = np.maximum(-garage.arrival, 0) * days.physics.period_hours
     had = np.asarray(days.wiring.max_kw)[:, None] * garage.car_share * hours
@@ -186,7 +186,7 @@ def _at_midnight(days: Days) -> Garage:
 
 
 def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observation:
-    """Compute what a policy sees: log energies, hours in thirds of a day, powers in full rates."""
+    """Compute the features: log energies, hours divided by 8, powers relative to the full rate."""
     can_draw = seen.can_draw & mask
     stations, known = seen.stations, seen.known
     angle = 2 * jnp.pi * seen.hour / 24
@@ -215,7 +215,7 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
 
 
 def _add_spare(seen: Observation) -> Observation:
-    """Add an entity without a limit for the unused power; it sees only the shared channels."""
+    """Add an entity without a limit for the unused power; it has the shared channels only."""
     assert seen.limits is not None
     row = jnp.where(_SHARED, seen.history[:1], 0.0)
     return Observation(
@@ -226,7 +226,7 @@ def _add_spare(seen: Observation) -> Observation:
 
 
 class PolicySchedule(eqx.Module):
-    """A policy as a scheduler: from what is seen to the kW wished for each station."""
+    """Scheduler that applies a policy: it maps a view to the kW wished for each station."""
 
     policy: Policy
     spare: bool = eqx.field(static=True, default=False)
@@ -249,5 +249,5 @@ def _outlook(outlook: Outlook) -> tuple[Array, ...]:
 
 
 def _hours(hours: Float[Array, " entities"]) -> Float[Array, " entities"]:
-    # Statements can be days off; beyond a day they carry no information.
+    # Stated departures can be wrong by days; beyond a day they carry no information.
     return jnp.clip(hours, -24.0, 24.0) / 8

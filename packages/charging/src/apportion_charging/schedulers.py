@@ -1,10 +1,10 @@
 """The schedulers that garages use, the simulation of days, and the optimum in hindsight.
 
-A scheduler maps what is seen of each station to the kW wished for it. Sorted schedulers serve cars at full
-rate in their order until the feeder is exhausted: first come first served, earliest deadline first, least
-laxity first, largest remaining first. Ties are broken by the time of arrival, then by the station's
-position; cars that are done are skipped. `simulate` walks through days, in sequence if a car stays over
-midnight; `best_energies` solves the linear programme of the largest energy.
+A scheduler maps the view of the stations to the kW wished for each. Sorted schedulers serve cars at
+full rate in their order until the feeder is exhausted: first come first served, earliest deadline
+first, least laxity first, largest remaining first. Ties are broken by the time of arrival, then by
+the station's position; cars that are done are skipped. `simulate` runs days, in sequence if a
+car stays over midnight; `best_energies` computes the largest possible energy by linear programming.
 """
 
 import os
@@ -42,18 +42,18 @@ from apportion_charging.garage import (
 from apportion_charging.setpoints import comes_before
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
-"""Function from what is seen to the kW wished for each station, within their limits and the capacity."""
+"""Function from a view to the kW wished for each station, within its limit and the capacity."""
 
 _ROWS, _ROWS_OF_A_GPU = 2**12, 2**16
-"""Stations per batch: a policy's intermediate values fit into a CPU's cache, and calls are few."""
+"""Stations per batch: intermediate values fit into a CPU's cache, and calls are few."""
 _STRETCH = 4
-"""Periods that are skipped together if no garage has a car."""
+"""Number of periods that are skipped together if no garage has a car."""
 _TOGETHER = 16
 """Days in one linear programme: calling the solver costs more than solving a day."""
 
 
 def _equal(seen: StationView) -> PerStation:
-    """Equal power for every car that can draw; what exceeds a car's limit goes to the others."""
+    """Give equal power to all cars that can draw; power above a car's limit goes to the others."""
     return _pour(seen.limit_kw, seen.capacity_kw)
 
 
@@ -63,7 +63,7 @@ def _serve_by(key: Callable[[StationView], PerStation]) -> Schedule:
 
 
 def _clairvoyant(seen: StationView) -> PerStation:
-    """Least laxity first by true needs and departures; nothing is offered beyond the need."""
+    """Serve the least laxity first by true needs and departures; offer nothing beyond the need."""
     useful = jnp.minimum(seen.limit_kw, 4 * seen.truth.open_kwh)
     return _serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
 
@@ -75,20 +75,20 @@ SCHEDULERS: dict[str, Schedule] = {
     "llf": _serve_by(lambda seen: seen.said.laxity),
     "edf-predicted": _serve_by(lambda seen: seen.predicted.hours_left),
     "llf-predicted": _serve_by(lambda seen: seen.predicted.laxity),
-    # By predictions corrected with earlier days, if the days have recall.
+    # Uses predictions that are corrected by earlier days, if the days have recall.
     "llf-recalled": _serve_by(lambda seen: seen.recalled.laxity),
-    # The car with the most of its request still open first.
+    # Serves the car with the largest remaining request first.
     "largest-remaining": _serve_by(lambda seen: -seen.said.open_kwh),
     "clairvoyant": _clairvoyant,
 }
-"""Every scheduler by the name that the command line and the reports use."""
+"""Schedulers by their names in the command line and in reports."""
 CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
 HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
-"""Schedules that use hidden values."""
+"""Names of the schedules that use hidden values."""
 
 
 def find_scheduler(name: str, purpose: str = "", alternative: str = "") -> Schedule:
-    """Return a scheduler that uses no hidden values by its name, or raise InputError."""
+    """Look up a scheduler without hidden values by name; raise InputError if there is none."""
     known = {own: schedule for own, schedule in SCHEDULERS.items() if own not in HINDSIGHT}
     if name not in known:
         raise InputError(
@@ -99,7 +99,7 @@ def find_scheduler(name: str, purpose: str = "", alternative: str = "") -> Sched
 
 
 def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
-    """Pour `capacity` evenly over stations until each is at its limit (water-filling, exactly).
+    """Distribute `capacity` evenly over stations up to their limits, by exact water-filling.
 
     >>> _pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
     [1.0, 3.0, 3.0]
@@ -114,7 +114,7 @@ def _pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
 
 
 def _serve_in_order(seen: StationView, key: PerStation) -> PerStation:
-    """Full rate to the station with the smallest key, then to the next, until nothing is left."""
+    """Serve stations at full rate by increasing key until the capacity is exhausted."""
     # The barrier prevents XLA from recomputing a key for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
     taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)
@@ -129,7 +129,7 @@ def walk_day(
     capacity_kw: Float[Array, ""],
     physics: Physics,
 ) -> tuple[StationView, Float[Array, "periods entities"]]:
-    """Simulate a day; return what the scheduler sees in each period, and the kWh drawn."""
+    """Simulate a day; return the scheduler's view of each period, and the kWh drawn."""
 
     def period(state, n):
         seen = see(day, stations, state, n, capacity_kw, physics)
@@ -150,11 +150,11 @@ def walk_rows(
     number: Int[Array, ""],
     physics: Physics,
 ) -> tuple[GarageState, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
-    """Simulate a day of several garages under one of the schedules; return kWh by session and period.
+    """Simulate a day of several garages under one schedule; return kWh by session and period.
 
     A stretch of periods in which no garage has a car is skipped.
     """
-    # Functions, since a policy with traced parameters has no hash.
+    # Wrap schedules in functions, because a policy with traced parameters has no hash.
     branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
 
     def chosen(seen: StationView) -> PerStation:
@@ -186,7 +186,7 @@ def _walk_stretch(
     state: GarageState,
     energy: PerSession,
 ) -> tuple[GarageState, PerSession, Float[Array, " periods"]]:
-    """Simulate a stretch of one garage."""
+    """Simulate a stretch of periods in one garage."""
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # The part that no offer changes is computed for all periods at once.
     fresh = jax.vmap(lambda n: see_sessions(day, stations, n, capacity_kw, physics))(periods)
@@ -208,16 +208,16 @@ def gather(
     day: Int[Array, " rows"],
     members: Int[Array, "rows entities"],
 ) -> tuple[Garage, Stations]:
-    """The day and the stations of each row."""
+    """Select the day and the stations of each row."""
     today = jax.tree.map(lambda x: x[day[:, None], members], garage)
     return today, jax.vmap(stations.at)(members)
 
 
 def make_lanes(joins: np.ndarray) -> np.ndarray:
-    """Arrange days in lanes that are simulated in parallel, (lanes, days); -1 is no day.
+    """Arrange days in lanes that are simulated in parallel, (lanes, days); -1 is padding.
 
-    A day that joins the one before follows it in its lane. Other days fill the lanes up to the length of
-    the longest. Days without a night are kept together, because hours without any car cost nothing.
+    A day that joins the previous one follows it in its lane. Other days fill the lanes up to the
+    length of the longest. Days without overnight cars share lanes, because empty hours are skipped.
 
     >>> make_lanes(np.array([False, False, True, True, False, False, True])).tolist()
     [[1, 2, 3], [5, 6, 0], [4, -1, -1]]
@@ -236,7 +236,7 @@ def make_lanes(joins: np.ndarray) -> np.ndarray:
 def start_day(
     state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
 ) -> GarageState:
-    """Return the state at midnight: kept if a day joins the one before, else that of new arrivals."""
+    """Return the state at midnight: kept if a day joins the previous one, else initial."""
     nothing = jax.vmap(initial_state)(stations)
     if state is None:
         return nothing
@@ -244,18 +244,18 @@ def start_day(
 
 
 class Delivered(NamedTuple):
-    """What was drawn under each schedule."""
+    """Energy drawn under each schedule."""
 
     energy_kwh: np.ndarray
-    """By each session, on its first day: (schedules, tasks, days, entities, sessions)."""
+    """Energy of each session on its first day, (schedules, tasks, days, entities, sessions)."""
     by_period_kwh: np.ndarray
-    """By all together, when they drew it: (schedules, tasks, days, periods)."""
+    """Energy of all stations in each period, (schedules, tasks, days, periods)."""
 
 
 def resolve_tasks(
     days: Days, capacity_kw: np.ndarray | float, members: Array | np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the stations of each task, by default one task of all, and each task's feeder."""
+    """Return each task's stations, by default one task with all, and its feeder capacity in kW."""
     if days.garage.predicted_need_kwh is None:
         raise InputError("charging: the days have no forecasts; see add_forecasts")
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
@@ -277,11 +277,11 @@ def simulate(
     days
         Days with forecasts (`add_forecasts`).
     schedules
-        Some of `SCHEDULERS`, or any others.
+        Schedulers, from `SCHEDULERS` or others.
     capacity_kw
-        The feeder's power, of all tasks or of each.
+        Feeder capacity, one for all tasks or one for each.
     members
-        The stations of each task; by default one task of all.
+        Stations of each task; by default one task with all stations.
     """
     garage, physics = days.garage, days.physics
     tasks, capacity = resolve_tasks(days, capacity_kw, members)
@@ -302,7 +302,7 @@ def simulate(
 
     def walk(job: tuple[int, np.ndarray], most: int = lanes.shape[1]) -> None:
         number, rows = job
-        # Unused rows are empty days.
+        # Pad with rows of empty days.
         own = np.pad(task[rows], (0, size - len(rows)))
         days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
         state = None
@@ -320,7 +320,7 @@ def simulate(
 
     jobs = [(number, part) for number in range(len(schedules)) for part in parts]
     if min(cores, len(jobs)) > 1:
-        # The first day compiles; threads would otherwise compile the same program several times.
+        # Compile with the first day; otherwise several threads would compile the same program.
         walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
         list(threads.map(walk, jobs))
@@ -330,7 +330,7 @@ def simulate(
 def _batch_size(rows: int, room: int, step: int) -> int:
     """Choose the number of garages in a batch: a power of `step`, or as many as there is room for.
 
-    Few sizes, because each is compiled; on a GPU compiling costs more than unused rows.
+    Sizes are few because each one is compiled; on a GPU, compiling costs more than unused rows.
 
     >>> _batch_size(100, 409, 2), _batch_size(10_000, 409, 2)
     (128, 256)
@@ -342,7 +342,7 @@ def _batch_size(rows: int, room: int, step: int) -> int:
 
 
 def pad_days(garage: Garage) -> Garage:
-    """Append an empty day, and pad sessions to multiples of four, so that sites share programs."""
+    """Append an empty day, and pad sessions to multiples of four to share compiled programs."""
     shape = garage.arrival.shape
 
     def padded(values: Any) -> np.ndarray:
@@ -354,7 +354,7 @@ def pad_days(garage: Garage) -> Garage:
 
 
 def move_to_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
-    """Move the energy of sessions that span days to the first; drop those that began before."""
+    """Move the energy of sessions to their first day; drop it if that day is missing."""
     begins, number = np.asarray(garage.begins), np.asarray(garage.number)
     goes_on = np.asarray(garage.there) & ~begins
     if not goes_on.any():
@@ -377,12 +377,12 @@ def move_to_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> 
 def best_energies(
     days: Days, capacity_kw: np.ndarray | float, members: np.ndarray | None = None
 ) -> np.ndarray:
-    """Compute the largest energy that each task and day can be served in hindsight, (tasks, days).
+    """Compute the largest energy of each task and day in hindsight, (tasks, days).
 
-    HiGHS maximises the kWh x_{s,i} of session s in interval i, over the intervals it fills, with x_{s,i} at
-    most what station and car take, the sum over i at most the session's need, and the sum over s at
-    most the feeder's energy. Periods between two arrivals or departures form one interval. A session
-    counts on its first day.
+    HiGHS maximises the sum of x_{s,i}, the kWh of session s in interval i of its stay. Each x_{s,i}
+    is at most what station and car can take, its sum over i at most the session's need, and its sum
+    over s at most the feeder's energy. Periods between two arrivals or departures are one interval.
+    The energy of a session counts on its first day.
     """
     garage, wiring = days.garage, days.wiring
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
@@ -391,7 +391,7 @@ def best_energies(
     start = day * days.physics.periods
     first, last = start + garage.arrival[where], start + garage.departure[where]
     rate = garage.car_a[where] * garage.car_share[where] * wiring.kw_per_a[station]
-    # Several runs of joined days per call.
+    # Solve several runs of joined days in one call.
     stretch = np.cumsum(~days.joins) // _TOGETHER
     best, need = np.zeros((len(tasks), len(days))), garage.need_kwh[where]
     for task, chosen in enumerate(tasks):

@@ -1,4 +1,4 @@
-"""The settings of charging and the options of a live controller, frozen; nothing here starts JAX."""
+"""Settings of charging and options of a live controller. This module does not import JAX."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,37 +24,37 @@ class ChargingSettings(TrainingSettings):
     sessions: Path | None = None
     """CSV or Parquet file of charging sessions; without it, the embedded ones of two sites."""
     columns: tuple[str, ...] = ()
-    """Names of the file's columns if they differ from ours: arrival=Start delivered_kwh=Energy."""
+    """Columns with other names than the standard ones: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    """Time zone of the garage, such as America/Los_Angeles, for files whose times carry a zone."""
     site: tuple[str, ...] = ()
-    """Sites to train on, by name or by the TOML file that describes one; by default all in the file."""
+    """Sites to train on, by name or by TOML file; by default all sites in the file of sessions."""
     period_minutes: int = 15
     """Minutes between two decisions: 5 or 15."""
     ideal: bool = False
-    """Any power at any time, cars that never taper, meters that never fail: for comparison alone."""
+    """Simulate ideal stations for comparison: any power, no taper, no missing meter values."""
     until: str | None = None
-    """Last day to train on; by default the last third of each site's working days is kept for tests."""
+    """Last training day; by default the last third of each site's days is kept for tests."""
     held_out: float = 0.3
-    """Share of each site's stations that is never trained on, drawn by the seed."""
+    """Share of each site's stations that is held out from training, at random."""
     tasks: int = 200
     """Number of tasks T, divided among the sites."""
     task_size: int = 10
-    """Stations in a task, m."""
+    """Stations per task, m."""
     objective: str = "energy"
     """The objective: energy, fair, promise or cost."""
     capacity: tuple[float, float] = (0.05, 0.3)
-    """The least and the most a feeder gives, as a share of its stations' full rate."""
+    """Smallest and largest capacity of a feeder, as a share of its stations' full rate."""
     steps: int = 1000
     """Updates of the policy."""
     recall: bool = True
-    """Predict needs and stays from cars of earlier days whose drivers made similar requests, too."""
+    """Correct forecasts by similar requests on earlier days, and forecast later arrivals."""
     days: int = 24
-    """Days in an update, all of the drawn task."""
+    """Days per update, all for the sampled task."""
     hidden: int = 48
-    """Units of the network's two layers."""
+    """Hidden units in each of the network's two layers."""
     learning_rate: float = 3e-3
-    """First step size of Adam; it falls to 0 along a cosine."""
+    """Initial learning rate of Adam, with a cosine decay to 0."""
     chunk: int = 50
     """Steps between two checkpoints."""
 
@@ -82,51 +82,51 @@ class ChargingSettings(TrainingSettings):
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """A garage's controller."""
+    """Options of a garage's controller."""
 
     site: str | None = None
-    """The TOML file that describes the garage; without it the site that was trained on, by name if there
-    were several."""
+    """TOML file that describes the garage, or name of a site that the policy was trained on; can be
+    left out if there was only one."""
     state: Path | None = None
-    """JSON file with the state of the cars, so that a later call continues."""
+    """JSON file that keeps the state of the cars between calls."""
     baseline: str = "llf"
-    """The scheduler that decides if the policy fails, and for the share that it is not trusted with."""
+    """Scheduler that is used if the policy fails, and for the share that --trust leaves to it."""
     trust: float | None = None
-    """The policy's part in the decision; the rest is the baseline's. By default what the certificate says,
-    1 without one; given by hand it overrides the certificate."""
+    """Share of the policy in the decision, from 0 to 1; the baseline decides the rest. By default
+    the certificate's trust, or 1 without one; a given value overrides the certificate."""
     certificate: Path | None = None
-    """The certificate.json whose trust is used; one for another site is refused."""
+    """The certificate.json that sets the trust; one for another site is refused."""
     earlier: Path | None = None
-    """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
+    """CSV or Parquet file of the garage's earlier sessions, which improve the forecasts."""
     columns: tuple[str, ...] = ()
-    """Names of that file's columns if they differ from ours: arrival=Start departure=End."""
+    """Columns of that file with other names than the standard ones: arrival=Start departure=End."""
 
 
 @dataclass(frozen=True)
 class ChargingServeOptions(ControllerOptions):
     """Charging: a live controller, called by HTTP or connected to the charge points.
 
-    The run's certificate, if it is for this site and against the baseline, sets the trust.
+    The run's certificate sets the trust if it is for this site and this baseline.
     """
 
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 to be reached from other machines."""
+    """Address to listen on; 0.0.0.0 accepts connections from other machines."""
     port: int = 8080
-    """Port of HTTP: the page, /allocate, /state, /health and /metrics."""
+    """Port for HTTP: the page, /allocate, /state, /health and /metrics."""
     ocpp: int | None = None
     """Port for charge points, OCPP 1.6 and 2.0.1: ws://HOST:PORT/ocpp/ID."""
     every: float | None = None
     """Seconds between two decisions; by default the site's period."""
     token_file: Path | None = None
-    """File with the token that writes need; by default the environment variable APPORTION_TOKEN, else one
-    that is made and kept beside the state."""
+    """File with the token required for writes; by default the environment variable APPORTION_TOKEN,
+    or a new token that is saved beside the state."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which clients call the server, beside localhost and its address."""
+    """Host names that clients may use, besides localhost and the server's address."""
     ocpp_passwords: Path | None = None
     """TOML file with the password of each charge point: ID = "password"."""
     ocpp_open: bool = False
-    """Accept charge points without a password: unsafe, for a network of their own."""
+    """Accept charge points without a password; unsafe unless they have a network of their own."""
     ocpp_cert: Path | None = None
-    """Certificate for charge points, a PEM file: they connect by wss://."""
+    """TLS certificate for charge points, a PEM file; they then connect to wss://."""
     ocpp_key: Path | None = None
-    """The certificate's private key, a PEM file."""
+    """Private key of the TLS certificate, a PEM file."""

@@ -1,26 +1,26 @@
-"""A garage as it is wired: its stations with their cables, and the limits above them, in one TOML file.
+"""Wiring of a garage, read from a TOML file: stations, their cables and the limits above them.
 
     timezone = "Europe/Berlin"
-    volts = 230              # between a phase and neutral; for each phase that a station uses
-    feeder_a = 63            # on each phase; or feeder_kw
-    capacity_ttl_s = 900     # optional: how long a capacity_kw of a request is valid
+    volts = 230              # voltage to neutral of each phase that a station uses
+    feeder_a = 63            # limit of each phase; alternatively feeder_kw
+    capacity_ttl_s = 900     # optional: seconds for which a request's capacity_kw is valid
     period_minutes = 5
     [stations.N1]
     max_a = 32
-    phases = 3               # of one phase: which of the three, phase = 2
+    phases = 3               # or 1, with the phase of the site: phase = 2
     rotation = [2, 3, 1]     # optional: the site's phases at the station's L1, L2 and L3
-    min_a = 6                # what a car needs to charge at all
-    [branches.north]         # optional; branches may share stations, as a tree's do
-    limit_a = 32             # on each phase
+    min_a = 6                # smallest current at which a car charges
+    [branches.north]         # optional; branches may share stations, for example in a tree
+    limit_a = 32             # limit of each phase
     stations = ["N1", "N2"]
-    safe_a = 16              # optional: while an energy manager is silent; also safe_kw, and of the feeder
-    [prices]                 # optional: of energy in each hour of the day, 24 numbers
-    per_kwh = [0.06, 0.06, ...]
-    peak_per_kw = 0.5        # for a day's highest power
-    worth_per_kwh = 0.5      # what a kWh in a car is worth; by default twice the dearest hour's
+    safe_a = 16              # optional: limit while the energy manager is silent; also safe_kw
+    [prices]                 # optional
+    per_kwh = [0.06, 0.06, ...]   # price of energy in each of the 24 hours of the day
+    peak_per_kw = 0.5        # charge for the highest power of a day
+    worth_per_kwh = 0.5      # value of a kWh delivered; by default twice the highest price
 
-Every limit is a sum over stations: what an ampere at a station takes of it, and how much there is. So the
-feeder, its phases and all branches are rows of one matrix (`Wiring`). Nothing here starts JAX.
+The feeder may have safe limits, too. Every limit bounds a weighted sum of the stations' currents,
+so it is a row of one matrix (`_Wiring`). Importing this module does not import JAX.
 """
 
 import hashlib
@@ -45,15 +45,15 @@ _T = TypeVar("_T")
 PHASES = (1, 2, 3)
 _TABLES = ("stations", "branches", "prices")
 _LEAST_A = 6.0
-"""Below this no car charges (IEC 61851)."""
+"""Smallest charging current in A (IEC 61851)."""
 _USED_A = 1.0
-"""A phase with less current is not used."""
+"""Current in A below which a phase counts as unused."""
 _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
-"""The usual cables, by what they give."""
+"""Current in A and phases of the usual cables, by increasing power."""
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a plausible number of volts, amperes, kW or a price.
+    """Return whether a value is a plausible number of volts, amperes, kW or a price.
 
     >>> is_number(7), is_number(True), is_number(float("nan")), is_number(1e9)
     (True, False, False, False)
@@ -62,7 +62,7 @@ def is_number(value: Any) -> bool:
 
 
 def find_single_phase(currents_a: Sequence[float]) -> int | None:
-    """Return the only phase of the site that has a current, 0 if several do, None if none tells.
+    """Return the only phase of the site with a current, 0 for several, None if all are too low.
 
     >>> find_single_phase((0.0, 15.8, 0.1)), find_single_phase((9, 9, 9)), find_single_phase((0, 2, 0))
     (2, 0, None)
@@ -79,30 +79,30 @@ class Station:
 
     max_a: float = 32.0
     phases: tuple[int, ...] = PHASES
-    """Of the site, in the order of the station's own."""
+    """Phases of the site, in the order of the station's L1, L2 and L3."""
     min_a: float = _LEAST_A
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A limit on each phase of what some stations take together."""
+    """A limit on the total current of some stations on each phase."""
 
     limit_a: float
     stations: tuple[str, ...]
     safe_a: float | None = None
-    """The limit while an energy manager is silent; also in kW."""
+    """Limit of each phase in A while the energy manager is silent; `safe_kw` is the total in kW."""
     safe_kw: float | None = None
 
 
 @dataclass(frozen=True)
 class Tariff:
-    """What energy costs in each hour of the clock on the wall, in any currency."""
+    """Prices of energy by hour of local time, in any currency."""
 
     per_kwh: tuple[float, ...]
     worth_per_kwh: float
-    """What a kWh in a car is worth: where energy is dearer, none is bought."""
+    """Value of a kWh delivered to a car; at higher prices no energy is bought."""
     peak_per_kw: float = 0.0
-    """For a day's highest power."""
+    """Charge per kW of the highest power of a day."""
 
     def __post_init__(self):
         for name, values, least in (
@@ -119,39 +119,39 @@ class Tariff:
             )
 
     def cost(self, kwh: np.ndarray, hours: np.ndarray, period_hours: float) -> np.ndarray:
-        """What days cost in which this was drawn, (..., periods), in periods from these hours on."""
+        """Return the cost of days from the kWh of each period, (..., periods), and its hour."""
         per_kwh = np.asarray(self.per_kwh)[(hours % 24).astype(int)]
         return (kwh * per_kwh).sum(-1) + self.peak_per_kw * kwh.max(-1) / period_hours
 
 
 @dataclass(frozen=True, eq=False)
 class _Wiring:
-    """A site's limits as arrays, in the order of its stations; the first is the feeder's power in kW.
+    """Limits of a site as arrays, in the order of its stations; the first is the feeder's power.
 
-    A set-point is feasible where `load @ amperes <= limit`, and each station has none, or at least `min_a`
-    and at most `max_a`.
+    A set-point is feasible if `load @ amperes <= limit` and each station has 0 A or a current from
+    `min_a` to `max_a`.
     """
 
     max_a: np.ndarray
     min_a: np.ndarray
     kw_per_a: np.ndarray
-    """What an ampere on all its phases is in kW."""
+    """Power in kW of one ampere on all phases of a station."""
     load: np.ndarray
-    """(limits, stations): what an ampere at a station takes of each limit."""
+    """Use of each limit by one ampere at each station, (limits, stations)."""
     limit: np.ndarray
-    """(limits): in kW the first, in amperes the others."""
+    """Limits, (limits,); the first is in kW, the others are in A."""
     names: tuple[str, ...] = ()
-    """(limits): what each is called."""
+    """Name of each limit, (limits,)."""
 
     @property
     def max_kw(self) -> np.ndarray:
-        """The most each station gives."""
+        """Full power of each station in kW."""
         return self.max_a * self.kw_per_a
 
 
 @dataclass(frozen=True)
 class Site:
-    """A garage's description.
+    """Description of a garage.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class Site:
 
     stations: Mapping[str, Station]
     feeder_a: float | None = None
-    """On each phase."""
+    """Limit of each phase in A."""
     feeder_kw: float | None = None
     volts: float = 230.0
     branches: Mapping[str, Branch] = field(default_factory=dict)
@@ -170,10 +170,10 @@ class Site:
     period_minutes: int = 15
     prices: Tariff | None = None
     safe_a: float | None = None
-    """The feeder's limit while an energy manager is silent; also in kW."""
+    """Limit of each phase in A while the energy manager is silent; `safe_kw` is the total in kW."""
     safe_kw: float | None = None
     capacity_ttl_s: float | None = None
-    """Seconds after which a request's `capacity_kw` can only be lowered; None is never."""
+    """Seconds after which a lower safe limit replaces a request's `capacity_kw`; None: never."""
 
     def safe_limits(self) -> dict[str, dict[str, float]]:
         """Return the safe limits of the feeder and the branches, by unit."""
@@ -231,7 +231,7 @@ class Site:
 
     @property
     def capacity_kw(self) -> float:
-        """The feeder's power on all phases together, in kW."""
+        """Power of the feeder over all phases, in kW."""
         if self.feeder_kw is not None:
             return self.feeder_kw
         assert self.feeder_a is not None
@@ -240,7 +240,7 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the wiring; neither the order of stations nor prices matter."""
+        """Hash of the site, independent of prices, safe limits and the order of stations."""
         wired = asdict(self)
         del wired["prices"], wired["capacity_ttl_s"]
         for part in (wired, *wired["branches"].values()):
@@ -249,7 +249,7 @@ class Site:
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
     def wiring(self, one_phase: Mapping[str, int] | None = None) -> _Wiring:
-        """Return the limits as a matrix; stations in `one_phase` have a car that uses this phase alone."""
+        """Return the limits as arrays; `one_phase` maps stations to the only phase of their car."""
         stations, single = self.stations.values(), one_phase or {}
         wired = np.array([[p in s.phases for s in stations] for p in PHASES], float)
         on_phase = wired * [[single.get(name, p) == p for name in self.stations] for p in PHASES]
@@ -308,10 +308,10 @@ class Site:
 
     @classmethod
     def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
-        """Infer a site whose stations have the smallest usual cable that explains the power seen there.
+        """Infer a site in which each station has the smallest usual cable for its observed power.
 
-        The power is what was delivered over how long the car was there, so a cable may be larger; the
-        feeder is as large as all of them together.
+        The observed power is the delivered energy divided by the stay, so a cable may be larger.
+        The feeder supplies all stations at full power.
         """
         hours = (sessions.departure - sessions.arrival).dt.total_seconds() / 3600
         power = (sessions.delivered_kwh / hours.where(hours > 0.25)).groupby(
@@ -329,7 +329,7 @@ class Site:
         return cls(stations, feeder_kw=round(whole, 3), volts=volts, timezone=timezone)
 
     def describe(self) -> str:
-        """Describe the site in a line."""
+        """Describe the site in one line."""
         rates = pd.Series(np.round(self.wiring().max_kw, 1)).value_counts().sort_index()
         each = ", ".join(f"{number} of {kw:g} kW" for kw, number in rates.items())
         return f"{len(self.stations)} stations ({each}), feeder {self.capacity_kw:.1f} kW"
@@ -371,13 +371,13 @@ def describe_sites(
     embedded: bool = False,
     timezone: str | None = None,
 ) -> dict[str, Site]:
-    """The sites of a table of sessions, by name: described by a file, embedded, or inferred.
+    """Return the sites of a table of sessions by name, read from a file, embedded or inferred.
 
     Parameters
     ----------
     chosen
-        Names of sites, or TOML files of them; if there are several, a file has its site's name. By
-        default all.
+        Names of sites, or TOML files that describe them; with several sites, a file is named after
+        its site. By default all sites.
     """
     known = {str(name): str(name) for name in sorted(frame.site.unique())}
     found: dict[str, Site] = {}
@@ -410,7 +410,7 @@ def find_site(kept: Mapping[str, _T], site: str) -> _T | None:
 
 
 def find_zone(chosen: Iterable[str], timezone: str | None) -> str | None:
-    """Return the given zone, or the one that the sites' files name; raise InputError if they differ."""
+    """Return the time zone given or named in the sites' files; raise InputError if they differ."""
     files = [one for one in chosen if one.endswith(".toml")]
     zones = {zone for zone in (timezone, *(Site.read(one).timezone for one in files)) if zone}
     if len(zones) > 1:
@@ -421,7 +421,7 @@ def find_zone(chosen: Iterable[str], timezone: str | None) -> str | None:
 
 
 def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
-    """The site of a TOML file, or one that a policy was trained on, as saved with it."""
+    """Return the site of a TOML file, or one of the sites saved with a policy."""
     if chosen is not None and chosen.endswith(".toml"):
         described = Site.read(chosen)
         return replace(described, timezone=described.timezone or about.get("timezone"))

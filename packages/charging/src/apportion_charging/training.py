@@ -1,7 +1,7 @@
-"""Training a charging policy from past sessions: which stations and days, which tasks, how, and a test.
+"""Training of a charging policy on past sessions: data split, tasks, learner and tests.
 
-Everything that is fitted, the policy and the predictor, sees the training stations on the
-training days alone. Tests are at stations never trained on, and on the days after training.
+The policy and the predictor are fitted to the training stations on the training days only. Tests
+use the stations held out from training, and the days after training.
 """
 
 from collections.abc import Sequence
@@ -39,21 +39,21 @@ class Garages:
 
     descriptions: dict[str, Site]
     sites: dict[str, Days]
-    """All days and stations."""
+    """Sessions at all stations on all days."""
     until: dict[str, np.datetime64]
-    """The last day that each site was trained on."""
+    """Last training day of each site."""
     seen: dict[str, np.ndarray]
-    """Stations trained on, by their places."""
+    """Indices of the training stations of each site."""
     unseen: dict[str, np.ndarray]
     training: list[Days]
     """The training stations on the training days."""
     predictor: Predictor
     recall: bool
-    """Whether forecasts use earlier days, too."""
+    """Whether forecasts also use earlier days."""
 
     @classmethod
     def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
-        """Split stations and days; nothing after `until` and no held-out station is looked at."""
+        """Split stations and days; the predictor is fitted to the training part only."""
         embedded = settings.sessions is None
         descriptions = describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
@@ -85,23 +85,23 @@ class Garages:
         return cls(descriptions, sites, until, seen, unseen, training, predictor, settings.recall)
 
     def training_days(self) -> list[Days]:
-        """The training stations on the training days, with forecasts."""
+        """Return the training stations on the training days, with forecasts."""
         return [add_forecasts(days, self.predictor, self.recall) for days in self.training]
 
     @cached_property
     def all_days(self) -> dict[str, Days]:
-        """All stations and days, with forecasts; of the days before, all stations are recalled."""
+        """All stations and days, with forecasts; recall uses earlier sessions at all stations."""
         return {
             name: add_forecasts(days, self.predictor, self.recall)
             for name, days in self.sites.items()
         }
 
     def unseen_stations(self, site: str) -> Days:
-        """The held-out stations on the training days, with forecasts."""
+        """Return the held-out stations on the training days, with forecasts."""
         return self.all_days[site].between(None, self.until[site]).at(self.unseen[site])
 
     def test_days(self) -> dict[str, Days]:
-        """By name: the held-out stations, and all stations on the days after training, of each site."""
+        """Return each site's tests by name: held-out stations, and all stations after training."""
         tests: dict[str, Days] = {}
         for site, days in self.sites.items():
             if len(self.unseen[site]) > 1:
@@ -114,7 +114,7 @@ class Garages:
 
 
 def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
-    """Tasks of the training stations, each of one site, the sites in turn."""
+    """Draw tasks from the training stations; all stations of a task belong to one site."""
     drawn, first = [], 0
     for number, name in enumerate(garages.sites):
         stations = len(garages.seen[name])
@@ -128,12 +128,12 @@ def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
     tasks = reduce(Task.joined, drawn)
     if settings.objective != "cost":
         return tasks
-    # The last entity of every task is what stays unused.
+    # The last entity of every task is the unused power.
     return Task.of([[*members, first] for members in np.asarray(tasks.members).tolist()])
 
 
 def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
-    """The direct gradient through whole days, its steps falling to 0 along a cosine."""
+    """Create the direct-gradient learner over whole days, with a cosine decay of its step size."""
     cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, settings.steps))
     return DirectEpisodes(
         settings.days,
@@ -149,7 +149,7 @@ def train_charging(
     chunks: Chunks | None = None,
     state: Resume | None = None,
 ) -> TrainingResult:
-    """Train by the direct gradient through whole days."""
+    """Train a policy with the direct gradient through whole days."""
     days = garages.training_days()
     problem = Charging.of(days, settings.capacity, make_objective(settings, days))
 
@@ -168,7 +168,7 @@ def train_charging(
 def prepare_charging(
     settings: ChargingSettings, frame: pd.DataFrame, notes: Sequence[str] = ()
 ) -> PreparedJob:
-    """Split the sessions and prepare the training; `notes` are about their file."""
+    """Split the sessions and prepare the training; `notes` describe their file."""
     garages = Garages.of(frame, settings)
     choose_stations(garages, settings)
     data = {
