@@ -173,9 +173,8 @@ _read = cache(read_sessions)
 
 @cache
 def _garages(kind: str, settings: ChargingSettings) -> Garages:
-    """Return the garages for a cell's tests and for the training of most cells.
-
-    "plain" garages have no recall of earlier days; "cost" allows offered power to stay undrawn.
+    """Return the garages for a cell's tests and for the training of most cells. Garages of "plain"
+    have no recall of earlier days; in those of "cost", cars may leave offered power undrawn.
     """
     objective = "cost" if kind == "cost" else "energy"
     return Garages.of(_read(), replace(settings, recall=kind != "plain", objective=objective))

@@ -79,7 +79,7 @@ _FROM, _UP_TO = 0.3, 0.2
 _LITTLE = 1.0
 """Points a year below which prioritising does not help much."""
 _SINGLE_TOGETHER = 10
-"""Number of experiments per program of single-task policies, limited by GPU memory."""
+"""Largest number of experiments per program of single-task policies, limited by GPU memory."""
 _VALUES = ["gain", "sharpe", "equal_sharpe"]
 _EPOCHS, _UPDATES, _STOPPED = "equal epochs", "equal updates", "stopped early"
 _TESTED = {"own": "own tasks", "held-out": "held-out instruments"}
@@ -582,7 +582,6 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
 
 def _plot_learning(own: Any, rows: Any, known: _Arms) -> Figure:
     """Plot learning curves by number of tasks, and the fraction of tasks above each gain over STL.
-
     As in the paper's caption, a curve is the mean over the last year's experiments, with the
     interquartile range. Dashed curves are means over all years.
     """

@@ -147,7 +147,7 @@ def _gains(teams: Policy, *where: Any) -> pd.DataFrame:
 
 
 def _chosen(table: Any) -> pd.DataFrame:
-    """For each test year, return the rows of the variant that was best on own tasks before."""
+    """Return each test year's rows of the variant with the best earlier years on own tasks."""
     team = table[table.reward == _TRACKING]
     own = team[team.tested == "own"]
     parts = []
