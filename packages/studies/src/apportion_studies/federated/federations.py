@@ -210,7 +210,7 @@ def _compute_federations(
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """Return table, verdicts and figure; intervals are over seeds."""
+    """Return table, verdicts and figure; each seed is an experiment."""
     kinds = list(dict.fromkeys(rows["kind"]))
     last = rows[rows["round"] == rows["round"].max()]
     found: _Found = {}

@@ -124,7 +124,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Arr
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
-    """Return Spearman's correlation, after removing a smooth curve in `given` from the ranks.
+    """Return Spearman's correlation; if `given`, first remove a smooth curve in it from the ranks.
 
     >>> _rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
     1.0

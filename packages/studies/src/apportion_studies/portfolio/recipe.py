@@ -147,7 +147,7 @@ def _gains(teams: Policy, *where: Any) -> pd.DataFrame:
 
 
 def _chosen(table: Any) -> pd.DataFrame:
-    """Return each test year's rows of the variant with the best earlier years on own tasks."""
+    """Return each test year's rows of the variant that was best on own tasks in earlier years."""
     team = table[table.reward == _TRACKING]
     own = team[team.tested == "own"]
     parts = []
