@@ -1,9 +1,9 @@
-"""Run by the python of an environment with acnportal: its own simulator on sessions that were saved.
+"""Run the simulator of acnportal on saved sessions, with the Python of an environment that has it.
 
-Reads one-dimensional arrays of sessions, times in periods of 15 minutes since the first midnight, runs its
-sorted algorithms on all of them in one go, and writes the energy each session got and the seconds it took.
-Stations take whole amperes from 6 to 32, or none: the pilots of its AeroVironment stations. Nothing of ours
-is imported.
+The input is one-dimensional arrays of sessions, with times in periods of 15 minutes since the first
+midnight. The output is the energy of each session and the seconds of each sorted algorithm.
+Stations are AeroVironment's: whole amperes from 6 to 32, or none. This program does not import
+apportion.
 """
 
 import math
@@ -17,14 +17,14 @@ from acnportal.acnsim.models.evse import get_evse_by_type
 from acnportal.algorithms.upper_bound_estimator import UpperBoundEstimatorBase
 
 VOLTS, AMPERES, LEAST, MINUTES = 208, 32, 6, 15
-# Its interface shows no rates of the first period, so that everything starts one later.
+# acnportal's interface shows no rates of the first period, so all sessions start one period later.
 LATER = 1
 
 
 class LearnedLimits(UpperBoundEstimatorBase):
-    """What a car left of its pilot it cannot take; one that twice drew nothing is done.
+    """Limit a car to what it draws of its pilot; a car that twice draws nothing is done.
 
-    The rules of `garage.learn` for a station of one phase, by what its interface shows.
+    These are the rules of `garage.learn` for a one-phase station, by acnportal's interface.
     """
 
     def __init__(self):
@@ -46,7 +46,7 @@ class LearnedLimits(UpperBoundEstimatorBase):
                 elif offered > limit - 1:
                     limit = min(AMPERES, 1.5 * limit)
             self.limit[name], self.idle[name] = limit, idle
-            # The caller looks bounds up by station, whatever its documentation says.
+            # The caller looks up bounds by station, contrary to its documentation.
             bounds[session.station_id] = 0.0 if idle >= 2 else limit
         return bounds
 

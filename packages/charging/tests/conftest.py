@@ -1,11 +1,11 @@
-"""A finished run that servers and loops of all files use."""
+"""A finished run for the tests of servers and garage loops."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """A run of an untrained policy; the site of `served` is described beside it."""
+    """A finished run of an untrained policy, with the site of `served` in the parent folder."""
     from garage_loop import make_run
     from served import SITE
 

@@ -1,11 +1,11 @@
-"""A garage of charge points and cars against the real server process, minute by simulated minute.
+"""Simulate a garage of charge points and cars against the real server process, minute by minute.
 
-The server reads its time from a file that the simulation writes, so that a minute passes when all that
-belongs to it is done. In `Loop` charge points speak OCPP 1.6 or 2.0.1 over WebSockets, drivers and an
-energy manager HTTP. In `HttpLoop` a back end posts the garage's state in each period, without OCPP. Faults
-are drawn by the seed: restarts, kills, lost states, changed site files, lost connections, charge points
-that reject or do not answer, meters that err, limits that change, an energy manager that falls silent.
-After each minute the currents in force are compared with every limit.
+The server reads its time from a file that the simulation writes, so a minute ends when all its
+events are done. In `Loop`, charge points use OCPP 1.6 or 2.0.1 over WebSockets, and drivers and an
+energy manager use HTTP. In `HttpLoop`, a back end posts the garage's state in each period, without
+OCPP. The seed determines the faults: restarts, kills, lost states, changed site files, lost
+connections, charge points that reject or do not answer, wrong meter values, changed limits, a
+silent energy manager. After each minute, the currents in force are compared with every limit.
 
     python packages/charging/tests/garage_loop.py --seconds 3600 --days 2 --out docs/results/garage_loop
     python packages/charging/tests/garage_loop.py --signals 100 --out docs/results/garage_loop
@@ -62,7 +62,7 @@ SITE = Site(
     safe_kw=20.0,
 )
 STATIONS = {**SITE.stations, "G": Station(16.0, (2,))}
-"""With one that a changed site file adds."""
+"""All stations, including the one that a changed site file adds."""
 SAFE = {"feeder": 20.0} | dict.fromkeys(("feeder L1", "feeder L2", "feeder L3"), 32.0)
 SAFE |= dict.fromkeys(("back L1", "back L2", "back L3"), 16.0)
 LIVE = (
@@ -95,7 +95,7 @@ ABOUT = {
 
 
 def make_run(folder):
-    """A finished run of an untrained policy."""
+    """Save a finished run of an untrained policy; return its folder."""
     policy = Pooled(CHANNELS, 4, key=jax.random.key(0))
     run = Run.create(
         Path(folder) / "run", "charging", ChargingSettings(), {"data": {}, "versions": {}}
@@ -106,7 +106,7 @@ def make_run(folder):
 
 @dataclass
 class Car:
-    """A stay: minutes, what the car needs and can take, and its phases."""
+    """A stay: arrival and departure in minutes, need, largest current and number of phases."""
 
     station: str
     comes: int
@@ -120,7 +120,7 @@ class Car:
 
 
 def draw_cars(days, rng):
-    """Cars that follow one another at each station."""
+    """Draw cars that follow one another at each station."""
     cars = []
     for name in STATIONS:
         minute = int(rng.integers(0, 300))
@@ -141,7 +141,7 @@ async def until(condition, seconds=120.0):
 
 
 class ChargePoint:
-    """A charge point with one connector, which keeps its profiles while it is not connected."""
+    """A charge point with one connector; it keeps its profiles while it is disconnected."""
 
     def __init__(self, name, station, clock, version="1.6"):
         self.name, self.station, self.clock, self.version = name, station, clock, version
@@ -153,7 +153,7 @@ class ChargePoint:
         return datetime.fromtimestamp(self.clock(), UTC).isoformat().replace("+00:00", "Z")
 
     def in_force(self):
-        """Amperes that a car may draw."""
+        """Return the amperes that a car may draw."""
         if self.transaction is None:
             return 0.0
         if self.profile is not None and self.clock() < self.profile[1]:
@@ -166,7 +166,7 @@ class ChargePoint:
         self.use(await connect(f"ws://127.0.0.1:{port}/ocpp/{self.name}", **options))
 
     def use(self, link):
-        """Talk over an open connection."""
+        """Use an open connection."""
         self.link = link
         self.reading = asyncio.create_task(self._read(link))
 
@@ -254,7 +254,7 @@ class ChargePoint:
         )
 
     async def plug(self):
-        """Begin a transaction; without a connection it begins when the connection is back."""
+        """Begin a transaction; an OCPP 1.6 charge point needs a connection for that."""
         self.profile = None
         if self.version == "1.6":
             answer = await self.call(
@@ -321,13 +321,13 @@ class Loop:
             for (name, station), version in zip(STATIONS.items(), versions, strict=False)
         }
         self.back: dict[str, int] = {}
-        """When faults end: by station, or the server's."""
+        """Minute in which a fault ends, by station or for the server."""
         self.live: dict[str, tuple[float, float, bool]] = {}
-        """Live limits by name: the value, the minute of its end, and whether that can only lower it."""
+        """Live limits by name: value, end, and whether the safe value then can only lower it."""
         self.wanted_kw, self.beat, self.before, self.excused = None, None, None, None
         self.process, self.ports, self.errors, self.seed = None, None, [], seed
         self.log = deque(maxlen=40)
-        """The last faults and lines of the server's log, with their minutes."""
+        """Latest faults and lines of the server's log, with their minutes."""
         self.unanswered: Counter[str] = Counter()
         """Minutes since a car's last answer in which its charge point could receive one."""
         (self.folder / "clock").write_bytes(struct.pack("d", self.now()))
@@ -362,7 +362,7 @@ class Loop:
                 await self.connect(name)
 
     async def _listen(self, process):
-        """Keep what the server logs, errors separately."""
+        """Keep the lines that the server logs, and errors separately."""
         async for line in process.stderr:
             self.log.append((self.minute, line.decode().strip()))
             if b"Traceback" in line or b"a decision failed" in line:
@@ -387,7 +387,7 @@ class Loop:
         await point.boot()
 
     async def ask(self, path, body=None):
-        """Status and answer of the server."""
+        """Return status and answer of a request to the server."""
 
         def call():
             headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
@@ -404,7 +404,7 @@ class Loop:
     # A minute.
 
     async def live_through(self):
-        """Live through all days; return the share of the need that was served."""
+        """Simulate all days; return the share of the need that was served."""
         try:
             await self.start()
             while self.minute < self.days * 1440:
@@ -469,12 +469,12 @@ class Loop:
         await self.ask("/allocate", {"stations": [need]})
 
     async def change_limits(self):
-        """The energy manager and its heartbeat: the same with and without faults."""
+        """Act as the energy manager and its heartbeat, the same with and without faults."""
         rng = np.random.default_rng([self.seed, self.minute])
         if self.minute % 60 == 7 and rng.random() < 0.2:
             self.wanted_kw = float(rng.choice([5.0, 12.0, 18.0, 27.0, 99.0]))
         if self.minute % 60 == 31 and rng.random() < 0.5:
-            # Renewed every 5 minutes until the energy manager falls silent.
+            # The limits are sent again every 5 minutes until the energy manager stops.
             body = {"limits": LIVE[rng.integers(len(LIVE))], "ttl_s": 60.0 * rng.integers(7, 30)}
             self.beat = (body, self.minute + int(rng.integers(0, 120)))
         if self.process is None:
@@ -503,7 +503,7 @@ class Loop:
         return changed
 
     def limits(self, own):
-        """The limits in force, of the site's own by name."""
+        """Return the limits in force, given the site's own limits by name."""
         found = {}
         for name, limit in own.items():
             value, end, falls = self.live.get(name, (np.inf, -1.0, False))
@@ -546,7 +546,7 @@ class Loop:
             kind = str(self.rng.choice(["restart", "kill", "lost state"]))
             removed = self.points.keys() - self.site.stations.keys()
             if any(self.points[name].in_force() for name in removed):
-                # A station that neither the site file nor a state describes cannot be counted.
+                # The server cannot count a station that is in neither the site file nor the state.
                 kind = "restart" if kind == "lost state" else kind
             self.count(kind, "server")
             await self.stop(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
@@ -591,7 +591,7 @@ class Loop:
             await point.meter(currents and list(currents), glitch)
 
     def currents(self, name, car):
-        """On the station's own phases."""
+        """Return the drawn currents on the station's own phases."""
         amperes = self.drawn_a(name, car)
         return (amperes, 0.0, 0.0) if car.single else (amperes,) * 3
 
@@ -631,7 +631,7 @@ class Loop:
             assert self.unanswered[name] <= 2 * PERIOD, (self.minute, name, "no answer", self.log)
 
     def phases_of(self, name):
-        """The site's phases that the car at a station may use."""
+        """Return the site's phases that the car at a station may use."""
         phases, car = self.points[name].station.phases, self.here.get(name)
         return phases[:1] if car is not None and car.single else phases
 
@@ -643,7 +643,7 @@ class Loop:
             self.points[name].wh += 1000 * kwh
 
     def compare_limits(self):
-        """The load of what is in force, of what no decision changes now, and the limits."""
+        """Return the load in force, its part that no decision can change now, and the limits."""
         site, names = replace(self.site, stations=STATIONS), list(self.points)
         single = {n: self.phases_of(n)[0] for n in names if len(self.phases_of(n)) == 1}
         wiring = site.wiring(single)
@@ -653,7 +653,7 @@ class Loop:
         return wiring.load @ force, wiring.load @ fixed, limit
 
     def excuse(self, held, limit):
-        """What a limit that falls below the load of unreachable stations allows until that ends."""
+        """Return the load that unreachable stations may keep after a limit has dropped below it."""
         if self.before is None:
             return np.zeros(len(limit))
         return np.where(limit < self.before - 1e-9, held, np.minimum(self.excused, held))
@@ -663,7 +663,7 @@ class Loop:
         return (used > np.maximum(limit, self.excuse(held, limit)) + 1e-6).any()
 
     def check(self):
-        """Compare what is in force with all limits."""
+        """Compare the currents in force with all limits."""
         used, held, limit = self.compare_limits()
         above = self.find_excess()
         self.before, self.excused = limit, self.excuse(held, limit)
@@ -678,7 +678,7 @@ class Loop:
 
 
 def in_rows(name, given):
-    """The rows that a live limit sets, with their values in the rows' units."""
+    """Yield the limits that a live limit sets, with their values in the limits' units."""
     for unit, value in given.items():
         if unit == "kw" and name == "feeder":
             yield name, value
@@ -689,7 +689,7 @@ def in_rows(name, given):
 
 
 class BackEndPoint(ChargePoint):
-    """A charge point of another central system."""
+    """A charge point that another central system controls."""
 
     def __init__(self, *about):
         super().__init__(*about)
@@ -763,7 +763,7 @@ class HttpLoop(Loop):
         return self.points[name].take(amperes, self.rng.random() < 0.5)
 
     def describe(self, name, failed):
-        """A station as the back end knows it."""
+        """Describe a station as the back end knows it."""
         point, car = self.points[name], self.here.get(name)
         entry = {"id": name, "plugged": car is not None}
         if failed or point.answers != "Accepted":
@@ -791,7 +791,7 @@ class HttpLoop(Loop):
 
 
 def compare(run, seed, days, kind=Loop):
-    """Live through the same days without and with faults; return the shares served and counts."""
+    """Simulate the same days without and with faults; return the shares served and the counts."""
     served, counts = [], Counter()
     for faults in (False, True):
         with tempfile.TemporaryDirectory() as folder:
@@ -842,7 +842,7 @@ def write(path, content):
 
 
 def main():
-    """Run seeds until the time is over, or signals, and write the counts."""
+    """Run seeds until the time is over, or send signals, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seconds", type=float, default=3600.0, help="start no seed after so long")

@@ -1,4 +1,4 @@
-"""Garages made up for tests: random days of a few stations, walks that keep what was seen, a policy."""
+"""Made-up garages for tests: random days of a few stations, simulated days and a policy."""
 
 import subprocess
 from dataclasses import replace
@@ -37,7 +37,7 @@ IDEAL = make_physics(ideal=True)
 
 
 def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
-    """One day of sessions that do not overlap; about a quarter are absent, some were there before."""
+    """Draw a day of sessions without overlap; a quarter are absent, some began the day before."""
     rng = np.random.default_rng(seed)
     shape, kinds = (stations, sessions), np.arange(stations) % STATIONS
     cuts = np.sort(rng.integers(-12, REAL.periods + 12, (stations, 2 * sessions)), -1)
@@ -76,7 +76,7 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
 
 
 def cars_of(arrival, departure, need) -> Days:
-    """One day in which every station, of 6.9 kW, has one car, of whom everything is known."""
+    """Make a day with one car at every station (6.9 kW), with exact predictions for each car."""
     shape, many = (1, len(need), 1), np.zeros(len(need), int)
     came, leaves = (np.reshape(x, shape).astype(np.int32) for x in (arrival, departure))
     needs = np.reshape(need, shape).astype(np.float32)
@@ -109,7 +109,7 @@ def cars_of(arrival, departure, need) -> Days:
 
 
 def nights(seed: int, days: int = 6) -> Days:
-    """Days that follow one another, with cars that stay over midnight, and some for days."""
+    """Draw consecutive days with cars that stay over midnight, some of them for days."""
     rng = np.random.default_rng(seed)
     rows = []
     for station in SITE.stations:
@@ -129,14 +129,14 @@ def nights(seed: int, days: int = 6) -> Days:
 
 
 def days_of(*garages: Garage, physics: Physics = REAL) -> Days:
-    """Days of these garages that join no other."""
+    """Make days of these garages, with a gap after each, so that no day joins the next."""
     dates = np.datetime64("2019-05-01") + 2 * np.arange(len(garages))
     return Days("here", dates, tuple(SITE.stations), WIRING, stack(*garages), physics)
 
 
 @cache
 def opinionated(volume: float = 3.0) -> Pooled:
-    """An untrained policy to whom everything it sees matters."""
+    """Return an untrained policy whose output depends strongly on all of its input."""
     policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
     loud = volume * jax.random.normal(jax.random.key(2), (8,))
     return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
@@ -146,12 +146,12 @@ SCHEDULES = SCHEDULERS | {"policy": PolicySchedule(opinionated())}
 
 
 def walk(name: str, day: Garage, capacity_kw, physics: Physics = REAL):
-    """A scheduler, or a policy, through a day: what it saw, and the kWh drawn in each period."""
+    """Simulate a day; return what the schedule sees and the kWh drawn in each period."""
     return jax.device_get(walk_day(day, WIRING, SCHEDULES[name], capacity_kw, physics))
 
 
 def by_session(day: Garage, drawn) -> np.ndarray:
-    """The kWh of each session of a day, of what stations drew in its periods."""
+    """Return the kWh of each session of a day from the kWh that stations drew in each period."""
     periods = np.arange(len(drawn))[:, None, None]
     here = (np.asarray(day.arrival) <= periods) & (periods < np.asarray(day.departure))
     return np.where(here, np.asarray(drawn)[..., None], 0).sum(0)
@@ -159,7 +159,7 @@ def by_session(day: Garage, drawn) -> np.ndarray:
 
 @eqx.filter_jit
 def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw):
-    """Allocations and kWh drawn in every period of a day, as in training."""
+    """Return allocations and drawn kWh in every period of a day, as in training."""
 
     def period(state, _):
         shares = policy(problem.observe(task, state), task.mask)
@@ -171,13 +171,13 @@ def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw
 
 
 def stack(*days: Garage) -> Garage:
-    """Days on a first axis."""
+    """Stack days on a new first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *days)
 
 
 def acnportal_days(python: str, days: Days, capacity: float, folder: Path) -> dict[str, np.ndarray]:
-    """What the simulator of acnportal, in the environment of `python`, makes of the same days: the energy
-    of each session by scheduler, and under `NAME/seconds` how long it took.
+    """Simulate these days with acnportal, in the environment of `python`. Return the energy of each
+    session by scheduler, and the seconds under `NAME/seconds`.
     """
     garage, periods = days.garage, days.physics.periods
     where = np.nonzero(garage.begins)

@@ -1,7 +1,7 @@
-"""A garage in plain Python for a live controller: charge points that follow offers, cars with hidden needs.
+"""A plain-Python garage for a live controller: charge points follow offers, cars have hidden needs.
 
-It shares no code with the simulator. A step has any number of minutes. It checks each answer and the
-power drawn against the site's limits.
+It shares no code with the simulator. A step has any number of minutes. Each answer and the drawn
+power are checked against the site's limits.
 """
 
 from collections.abc import Callable, Collection
@@ -23,7 +23,7 @@ KINDS = (
 
 
 def check_limits(site: Site, told_a: dict[str, int], capacity_kw: float) -> None:
-    """Whole amperes, none between 0 and the least, nothing above cable, phase, branch or feeder."""
+    """Assert whole amperes, 0 or at least the minimum, within cable, phase, branch and feeder."""
     assert set(told_a) == set(site.stations)
     power = 0.0
     for name, amperes in told_a.items():
@@ -43,13 +43,13 @@ def check_limits(site: Site, told_a: dict[str, int], capacity_kw: float) -> None
 
 @dataclass
 class Stay:
-    """A car's: what only it knows, and what its driver said."""
+    """A car's stay: hidden need and limits, and the statements of its driver."""
 
     station: str
     comes: pd.Timestamp
     leaves: pd.Timestamp
     arrival: pd.Timestamp
-    """As it is told."""
+    """Arrival as the controller reads it."""
     number: int
     need_kwh: float
     car_a: float
@@ -58,11 +58,11 @@ class Stay:
     stated_departure: pd.Timestamp | None
     got_kwh: float = 0.0
     since_kwh: float = 0.0
-    """Drawn since the controller was last asked."""
+    """Energy drawn since the last decision of the controller."""
 
 
 def stays_of(days: Days) -> list[Stay]:
-    """The cars of these days in whole periods, as in the backtest."""
+    """Return the cars of these days in whole periods, as in the backtest."""
     garage, stays = days.garage, []
     period = pd.Timedelta(hours=days.physics.period_hours)
     for day, station, place in zip(*np.nonzero(garage.begins), strict=True):
@@ -90,7 +90,7 @@ def stays_of(days: Days) -> list[Stay]:
 
 
 def speaks(number: int, periods_here: int) -> bool:
-    """Whether a session's meter speaks in a period, by the chance that the backtest has."""
+    """Whether a session's meter reports in a period, with the random gaps of the backtest."""
     word = 2**32
     mixed = number * 2654435761 % word
     mixed = ((mixed ^ mixed >> 15) + periods_here * 2246822519) % word
@@ -106,7 +106,7 @@ def play(
     *,
     silent: Callable[[str, pd.Timestamp], bool] = lambda name, time: False,
 ) -> float:
-    """Ask every so many minutes, do as told in between; the kWh that all cars have drawn together."""
+    """Ask every `minutes` and follow the answer in between; return the kWh that all cars drew."""
     waiting, here, told = sorted(stays, key=lambda stay: stay.comes)[::-1], {}, {}
     time, last = waiting[-1].comes.floor(f"{minutes}min"), max(stay.leaves for stay in stays)
     hours, step = minutes / 60, pd.Timedelta(minutes=minutes)

@@ -39,7 +39,7 @@ NOW = {
 
 @contextmanager
 def serving(run, *options, token=TOKEN, files=None):
-    """A server process: its ports, and at the end what it said and its exit code."""
+    """Run a server process; yield its ports and, at the end, its output and exit code."""
     environment = {name: x for name, x in os.environ.items() if name != "APPORTION_TOKEN"}
     environment |= {} if token is None else {"APPORTION_TOKEN": token}
     options = ("--port", 0, *options)
@@ -63,7 +63,7 @@ def serving(run, *options, token=TOKEN, files=None):
 
 
 def ask(port, path, body=None, **headers):
-    """Status and JSON or text of an answer, by POST if there is a body; a header of None is left out."""
+    """Return status and JSON or text of an answer; POST if there is a body, no headers of None."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     method, usual = "POST", JSON | {"content-length": str(len(data))}
     if body is None:

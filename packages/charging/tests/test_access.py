@@ -78,7 +78,7 @@ def test_a_write_needs_the_token_json_and_a_known_host_and_origin(garage, header
 
 def test_a_token_is_made_for_its_owner_alone_and_kept(run, tmp_path):
     made, tokens = tmp_path / "state.token", []
-    # As a process that was killed before it wrote the token leaves it.
+    # A process that is killed before it writes the token leaves an empty file.
     made.touch(0o644)
     for _ in range(2):
         with serving(run, "--state", tmp_path / "state.json", token=None) as found:
@@ -157,7 +157,7 @@ def write(path, text):
 
 @contextmanager
 def charging(run, tmp_path, *options, **more):
-    """A server for charge points with a password."""
+    """Run a server for charge points with a password."""
     passwords = write(tmp_path / "passwords.toml", f'P00 = "{PASSWORD}"\n')
     given = ("--ocpp", "0", "--every", "2", "--ocpp-passwords", passwords)
     with serving(run, *given, *options, **more) as found:
@@ -310,7 +310,7 @@ def test_trust_by_hand_overrides_the_certificate_and_says_so(run, tmp_path):
 
 
 class Citrine(BaseHTTPRequestHandler):
-    """CitrineOS's two interfaces, as far as the example uses them: GraphQL and the message API."""
+    """The parts of CitrineOS's GraphQL and message interfaces that the example uses."""
 
     transactions, sent, success = [], [], True
 

@@ -1,7 +1,7 @@
 """The sorted schedulers against acnportal 0.3.3, the simulator of the Adaptive Charging Network.
 
-Its stations with the pilots of AeroVironment's: whole amperes from 6 to 32, or none. Set
-APPORTION_ACNPORTAL_PYTHON to the python of an environment with acnportal, or have one in .peers.
+Stations are AeroVironment's: whole amperes from 6 to 32, or none. Set APPORTION_ACNPORTAL_PYTHON to
+the Python of an environment with acnportal, or install one in .peers.
 """
 
 import os
@@ -25,17 +25,17 @@ OWN = Path(__file__).parents[3] / ".peers" / "acnportal" / "bin" / "python"
 PYTHON = os.environ.get("APPORTION_ACNPORTAL_PYTHON", str(OWN))
 STATIONS, DAYS = 10, 20
 LINEAR = Physics(taper=False, gaps=0.0)
-"""Set-points as they are; batteries and meters as acnportal's, which neither taper nor fail."""
+"""Our set-points, with acnportal's batteries and meters: no taper and no gaps."""
 CELLS = [(site, phi) for site in ("caltech", "jpl") for phi in (0.1, 0.15)]
 
 
 def comparable(site: str) -> Days:
-    """Days on which both simulators can play by the same rules.
+    """Return days on which both simulators can follow the same rules.
 
-    acnportal never gives a car more than it asked for and, in its last period, no more than is left of
-    that, while ours does not know when a car has had enough. So needs are cut to the request, and all
-    requests raised by one period's energy, which changes no order. Ties of arrival are of whole periods
-    there.
+    acnportal never gives a car more than its request and, in the last period, no more than the
+    rest of it; our simulator does not know when a car is full. Needs are therefore cut to the
+    request, and all requests are raised by one period's energy, which changes no order. Ties of
+    arrival are in whole periods, as in acnportal.
     """
     days = Days.of(read_sessions(), site, embedded_site(site), physics=LINEAR)
     days = days.between("2019-06-01", "2019-12-31")

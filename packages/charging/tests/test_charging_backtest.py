@@ -1,4 +1,4 @@
-"""A policy beside the schedulers: sums, leads, gains by day, and that training pays."""
+"""A policy compared with the schedulers: sums, leads, daily gains, and the effect of training."""
 
 import json
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def untrained():
 
 @pytest.fixture(scope="module")
 def tested(saved, untrained):
-    """All stations on the days after training."""
+    """The backtest of an untrained policy on the days after training."""
     return backtest_saved(untrained, saved, FRAME, **SOME)
 
 
@@ -84,11 +84,11 @@ def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_da
     assert lead.value == pytest.approx(tested.served[POLICY] - tested.served["llf"], abs=1e-6)
     gains = (tested.drawn_kwh[POLICY] - tested.drawn_kwh["llf"]).sum((0, 2, 3))
     needs = tested.need_kwh.sum((0, 2, 3))
-    # A jackknife over days is another way to the same standard error.
+    # A jackknife over days estimates the same standard error.
     left_out = [np.delete(gains, d).sum() / np.delete(needs, d).sum() for d in range(len(gains))]
     error = np.sqrt((len(gains) - 1) * np.var(left_out))
     assert (lead.high - lead.low) / 2 == pytest.approx(2.1 * error, rel=0.15)
-    # A day on which nobody needed anything says nothing.
+    # Days without any need do not count.
     assert lead.n == (needs > 0).sum()
 
 
@@ -129,7 +129,7 @@ def test_a_result_shows_itself(tested, untrained, garages):
     }
     table = tested.to_frame()
     assert table.schedule.tolist() == sorted(tested.served, key=lambda n: -tested.served[n])
-    # Whoever comes first, the columns stand in one order, and a lead is told in points.
+    # The columns have the same order for any order of rows, and a lead is in points.
     measures = ["served", "left_short", "fairness", "kept", "cost_per_kwh"]
     assert list(table.columns) == ["schedule", *measures, "ahead", "low", "high"]
     free = replace(tested, cost={}).to_frame()
@@ -193,9 +193,9 @@ def test_a_gain_is_the_difference_of_the_shares_of_the_days_need_after_training(
         counted = np.clip((ours - theirs) / need, -0.05, 0.05)
     assert gains.values == pytest.approx(counted, abs=1e-6, nan_ok=True)
     assert (gains.low, gains.high, gains.period) == (-0.05, 0.05, "day")
-    # Garages drawn among its stations are not the site.
+    # Garages drawn from a site's stations do not have the fingerprint of the site.
     assert gains.site is None
-    # A narrower bound counts large gains at it.
+    # A narrower bound clips large gains.
     narrow = daily_gains(untrained, saved, FRAME, "llf", bound=0.001, **SOME)
     assert narrow.clipped == (np.abs(gains.values) > 0.001).sum() > 0
     assert narrow.values == pytest.approx(np.clip(gains.values, -0.001, 0.001), nan_ok=True)
@@ -238,7 +238,7 @@ def test_a_garage_that_a_file_describes_is_tested_whole_and_its_certificate_is_r
     path.write_text(json.dumps(made))
     with pytest.raises(InputError, match="it is not of this site, 6 stations"):
         read_certificate(path, other)
-    # Garages drawn at a site, which have no fingerprint, are not the garage.
+    # Garages drawn at a site have no fingerprint, so the certificate is not valid for the site.
     for content, said in ((made | {"site": None}, "certify the policy with --site"),
                           ([], "no certificate"), (made | {"trust": 2}, "no certificate")):  # fmt: skip
         path.write_text(json.dumps(content))
@@ -250,10 +250,10 @@ CUT = np.datetime64("2019-07-11")
 
 
 def with_future(frame: pd.DataFrame, seed: int, names: Sequence[str]) -> pd.DataFrame:
-    """The sessions, and others from the cut on: of any station, site, hour, stay and power."""
+    """Append random sessions after the cut, of any station, site, hour, stay and power."""
     rng = np.random.default_rng(seed)
     number = int(rng.integers(1, 80))
-    # Days are those of standard time: in summer the clock on the wall is an hour ahead.
+    # Days are in standard time: in summer, local time is an hour ahead.
     arrival = CUT.astype("datetime64[s]") + rng.integers(3600, 10 * 86_400, number)
     more = pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""Charging as the command line, the page and bridges ask for it."""
+"""The charging domain as the command line, the page and the bridges use it."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ SETTINGS = ChargingSettings(site=("jpl",), until="2019-06-14", task_size=6, hidd
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run of an untrained policy, on a file of its own."""
+    """A finished run of an untrained policy, with its own file of sessions."""
     folder = tmp_path_factory.mktemp("charging")
     path = folder / "sessions.parquet"
     frame = read_sessions()
@@ -96,7 +96,7 @@ def test_a_run_remembers_its_zone(tmp_path):
     assert _read_own(run, path, ChargingBacktestOptions())[0].arrival[0].hour == 8
     told = ChargingBacktestOptions(timezone="Europe/Berlin")
     assert _read_own(run, path, told)[0].arrival[0].hour == 17
-    # So do its certificates and its controller, which are then of one site.
+    # Certificates and the controller use the run's zone too, so their sites are equal.
     saved = saved_site({"timezone": zone}, str(site))
     described = describe_sites(_read_own(run, path, told)[0], (str(site),), timezone=zone)
     assert saved.timezone == zone

@@ -1,4 +1,4 @@
-"""Charging as a problem: the simulator's energies, each kWh by what it is worth, and a gradient."""
+"""The charging problem: the simulator's energies, the worth of a kWh, and the gradient."""
 
 import dataclasses
 
@@ -20,14 +20,14 @@ TASK = Task.of([list(range(STATIONS))])[0]
 
 
 def walk(garage, policy=None, capacity_kw=8.0):
-    """Allocations and kWh drawn in every period of the day."""
+    """Return allocations and drawn kWh in every period of the day."""
     policy = opinionated() if policy is None else policy
     capacity = jnp.float32(capacity_kw)
     return walk_problem(Charging.of([days_of(garage)]), TASK, policy, jnp.int32(0), capacity)
 
 
 def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
-    """Both sites' whole need is then worth as much a station and day."""
+    """Per station and day, the total need is then worth the same at both sites."""
     one, other = days_of(random_garage(0)), days_of(random_garage(1), random_garage(2)).at(range(4))
     needs = [(own.garage.need_kwh * own.garage.begins).sum() for own in (one, other)]
     means = [needs[0] / STATIONS, needs[1] / 8]
@@ -50,7 +50,7 @@ def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
 
 
 def test_learning_sees_through_set_points():
-    """The gradient is finite, there, and of wishes: what is told in whole amperes has none."""
+    """The gradient is finite and not 0, because it is that of wishes; whole amperes have none."""
 
     @eqx.filter_jit
     @eqx.filter_grad

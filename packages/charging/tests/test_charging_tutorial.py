@@ -1,4 +1,4 @@
-"""The tutorial, from a company's export to a running controller: every command and block in order."""
+"""Run every command and block of the tutorial, from an export to a running controller."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ SHORT = shlex.split("--steps 2 --days 2 --tasks 2 --hidden 8 --chunk 2 --recall=
 
 @contextmanager
 def served(words: list[str]):
-    """`apportion serve` until the rest of the page is done; a signal ends it in order."""
+    """Run `apportion serve` until the rest of the page is done; a signal then ends it cleanly."""
     given = [sys.executable, "-m", "apportion", *words]
     with subprocess.Popen(given, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -34,7 +34,7 @@ def served(words: list[str]):
 
 
 def follow(page: str) -> None:
-    """Do what the page says, in order and in this folder."""
+    """Run the commands and blocks of the page in order, in the current folder."""
     names = {"__name__": "page"}
     with ExitStack() as until_the_end:
         for kind, text in BLOCK.findall(page):

@@ -1,4 +1,4 @@
-"""The controller: driven by a garage it serves what the backtest says; whatever is asked, it answers."""
+"""The controller: it serves as much as the backtest says, and it answers any input."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ from apportion_charging.schedulers import SCHEDULERS, simulate
 from apportion_charging.sessions import read_sessions
 from apportion_charging.site import Branch, Site, Station, embedded_site
 
-# As many as are simulated by one program.
+# As many stations as one program simulates.
 NAMES = list(embedded_site("jpl").stations)[:23]
 SITE = Site(
     {name: KINDS[place % len(KINDS)] for place, name in enumerate(NAMES)},
@@ -79,7 +79,7 @@ def controller(site: Site = SMALL, policy=POLICY, **options) -> Controller:
 
 
 def at(minutes: float, **changes) -> dict:
-    """The same garage so many minutes later; changes by station."""
+    """Return the same garage some minutes later, with changes by station."""
     now = copy.deepcopy(NOW)
     now["time"] = str(pd.Timestamp(NOW["time"]) + pd.Timedelta(minutes=minutes))
     for station in now["stations"]:
@@ -89,7 +89,7 @@ def at(minutes: float, **changes) -> dict:
 
 @cache
 def simulated() -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The fortnight in the simulator: the kWh of each day by schedule, and its need."""
+    """Simulate the fortnight: the kWh of each day by schedule, and the need of each day."""
     schedules = [SCHEDULERS["llf"], PolicySchedule(POLICY)]
     kwh = simulate(FORTNIGHT, schedules, SITE.capacity_kw).energy_kwh[:, 0].sum((-1, -2))
     need = (FORTNIGHT.garage.need_kwh * FORTNIGHT.garage.begins).sum((1, 2))
@@ -97,20 +97,20 @@ def simulated() -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def stays(days: slice) -> list[Stay]:
-    """The cars of some days of the fortnight."""
+    """Return the cars of some days of the fortnight."""
     chosen = FORTNIGHT.dates[days]
     return stays_of(FORTNIGHT.between(chosen[0], chosen[-1]))
 
 
 def points_ahead(ask, days: slice, schedule="policy", *, minutes=15, **options):
-    """What `ask` serves more than the simulator, in points of the need."""
+    """Return how much more `ask` serves than the simulator, in points of the need."""
     served = play(SITE, stays(days), ask, minutes, **options)
     kwh, need = simulated()
     return 100 * (served - kwh[schedule][days].sum()) / need[days].sum()
 
 
 def test_a_week_with_a_restart_serves_what_the_backtest_does(tmp_path, monkeypatch):
-    # Nobody pulls the plug: a disk that is asked to keep up takes longer than everything else.
+    # Skip fsync, which takes longer than everything else; the test has no power failure.
     monkeypatch.setattr("os.fsync", lambda handle: None)
     state = tmp_path / "state.json"
     asked, running = 0, controller(SITE, state=state)
@@ -144,13 +144,13 @@ ODD = st.sampled_from(
      "2021-06-01 09:00", "2021-06-01T10:00+02:00", "1969-01-01", "2300-01-01", "2021-13-40", "now",
      "2021-10-31 02:30", "2021-03-28 02:30", 10**400, b"x"]
 )  # fmt: skip
-# Who does not listen keeps to no limit.
+# A station with `fixed_a` does not follow the controller, so limits may be exceeded.
 FIELD = st.sampled_from([*(name for name in FIELDS if name != "fixed_a"), "colour", 5])
 
 
 @st.composite
 def visits(draw):
-    """A station as it should be told, and then some."""
+    """Draw a valid station, then set up to two fields to odd values."""
     hour = draw(st.integers(0, 12))
     station = {
         "id": draw(st.sampled_from("ABCDE")),
@@ -225,7 +225,7 @@ def test_no_feeder_no_power_and_no_more_than_the_site_has():
     nothing = asked.allocate(at(0) | {"capacity_kw": 0})
     assert set(nothing.allocation_a.values()) == {0}
     assert nothing.warnings == ()
-    # What cannot be read, or is not given, leaves the last power in force.
+    # A capacity that is invalid or missing leaves the last one in force.
     for capacity in ("5.0", -1, {}, None, math.nan, True):
         closed = asked.allocate(at(1) | {"capacity_kw": capacity})
         assert set(closed.allocation_a.values()) == {0}
@@ -246,7 +246,7 @@ def test_what_a_silent_station_was_told_is_reserved_until_it_speaks():
     assert second.allocation_a["A"] == first["A"] > 0
     less = asked.allocate(quiet | {"time": "2021-06-01 09:02", "capacity_kw": 5.0}).allocation_a
     check_limits(SMALL, less, 5.0)
-    # It may not have heard that there is less.
+    # The silent station may not have received the lower limit.
     assert set(less.values()) == {0}
     again = asked.allocate(quiet | {"time": "2021-06-01 09:03"}).allocation_a
     assert again["A"] == first["A"]
@@ -279,7 +279,7 @@ def test_a_clock_that_is_a_little_ahead_makes_no_new_car():
 
 
 class Broken(Policy):
-    """A policy that fails when it is asked, or whose wishes are no numbers."""
+    """A policy that raises an error, or whose wishes are NaN."""
 
     raises: bool
 
@@ -312,7 +312,7 @@ def test_trust_is_between_0_and_1_and_says_who_decided():
 
 
 def test_zones_and_clock_changes_are_nothing():
-    """The same hour told by the wall, by a zone or in UTC; an hour that the clock shows twice passes."""
+    """Local time, an offset and UTC give the same answers; an hour that occurs twice is an hour."""
     answers = []
     for suffix, hour in (("", 9), ("+02:00", 9), ("Z", 7)):
         now = json.loads(json.dumps(NOW))
@@ -336,7 +336,7 @@ def test_zones_and_clock_changes_are_nothing():
 
 
 def test_call_after_call_of_the_command_line_is_one_controller(tmp_path):
-    """`apportion allocate RUN --now now.json --site site.toml --state state.json`, again and again."""
+    """Repeat `apportion allocate RUN --now now.json --site site.toml --state state.json`."""
 
     class Run:
         folder, policy = tmp_path, POLICY

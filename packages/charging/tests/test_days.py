@@ -1,4 +1,4 @@
-"""Sessions as days: whole periods, nights that stay whole, clock changes, statements."""
+"""Sessions as days: whole periods, sessions over midnight, clock changes, statements."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def site_of(names, zone=None):
 
 
 def frame_of(*rows, zone=None):
-    """Of rows (station, arrival, departure, delivered[, stated departure, requested])."""
+    """Return rows (station, arrival, departure, delivered[, stated departure, requested])."""
     full = [(*row, None, None)[:6] for row in rows]
     names = "station arrival departure delivered_kwh stated_departure requested_kwh"
     frame = pd.DataFrame(full, columns=names.split()).assign(site="here")
@@ -69,7 +69,7 @@ def test_a_session_over_midnight_is_whole_and_counts_on_its_first_day():
     assert garage.need_kwh[:, 0, 0] == pytest.approx(30.0)
     assert len(set(garage.number[:, 0, 0])) == 1
     assert days.joins.tolist() == [False, True, True]
-    # A need beyond what the cable gives with the taper in that time is cut.
+    # A need above what the cable can deliver in that time, with the taper, is cut.
     short = one("a", DAY + "23:00", DAY + "23:59", 30.0)
     assert 0.5 * 0.75 * RATE_KW < short.need_kwh < 0.75 * RATE_KW
 
@@ -93,7 +93,7 @@ ZONE = "America/Los_Angeles"
 @settings(max_examples=4)
 @given(st.integers(0, 10**6), st.sampled_from(["2021-03-13", "2021-11-06"]))
 def test_a_clock_change_is_nothing(seed, first):
-    """The same moments, with their offsets across a change or in a zone that has none."""
+    """Give the same moments with offsets across a clock change, and in a zone without changes."""
     rng = np.random.default_rng(seed)
     start = pd.Timestamp(first, tz="UTC") + pd.Timedelta(hours=8)
     rows = []
@@ -127,7 +127,7 @@ def test_an_hour_that_the_wall_clock_shows_twice_breaks_no_session():
 
 
 def standard_time(times):
-    """Without summers: the clock by which days are cut."""
+    """Convert to standard time, in which days begin and end."""
     there = times.dt.tz_localize(ZONE, ambiguous=True, nonexistent="shift_forward")
     return there.dt.tz_convert("Etc/GMT+8").dt.tz_localize(None)
 
@@ -138,11 +138,11 @@ def test_arrays_hold_every_session_of_the_embedded_days():
     garage = days.garage
     assert garage.arrival.shape[:2] == (len(days), 54)
     rows = frame[(frame.site == "caltech")]
-    # A stay without a whole period is left out, and no other.
+    # Only stays without a whole period are left out.
     first = standard_time(rows.arrival).dt.ceil("15min")
     last = standard_time(rows.departure).dt.floor("15min")
     assert garage.begins.sum() == (last > first).sum()
-    # What a car that tapers could not have drawn is cut, 11 % of the energy.
+    # Energy that a tapering car could not have drawn is cut: 11 % of the total.
     found = (garage.need_kwh * garage.begins).sum()
     assert 0.87 * rows.delivered_kwh.sum() < found < rows.delivered_kwh.sum()
     fast = days.stations.index("11900388")

@@ -1,4 +1,4 @@
-"""What is forecast of cars: from what is known on arrival and from earlier days, of nobody later."""
+"""Forecasts for cars use what is known on arrival and earlier days, and nothing later."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ KNOWN = add_forecasts(DAYS, FITTED, recall=True).garage
 
 
 def pair(garage: Garage) -> tuple[np.ndarray, np.ndarray]:
-    """Needs and departures as they are expected."""
+    """Return expected needs and departures."""
     return np.asarray(garage.recalled_need_kwh), np.asarray(garage.recalled_departure)
 
 
@@ -88,7 +88,7 @@ def test_nothing_of_a_day_or_after_it_is_recalled_on_it(seed, day):
 
 
 def two_drivers(requests: tuple[float, float], needs: tuple[float, float], days: int = 12) -> Days:
-    """Two stations, a car each day at each: what their drivers request, and what the cars take."""
+    """Make days with a car at each of two stations: the drivers' requests and the cars' needs."""
     one = cars_of((32, 32), (64, 64), needs)
     told = replace(
         one.garage,
@@ -114,11 +114,11 @@ def test_a_driver_who_comes_again_is_expected_to_take_and_to_stay_as_before():
     assert departure[-1, :, 0] == pytest.approx([16.0, 16.0], abs=0.5)
     miss = np.abs(np.log(need / days.garage.need_kwh))
     assert (np.diff(miss, axis=0) < 0).all()
-    # The more familiar the oftener he came, and never quite.
+    # Familiarity grows with each visit and stays below 1.
     known = np.asarray(garage.familiarity)
     assert (known[0] == 0).all()
     assert (np.diff(known, axis=0) > 0).all()
-    # One like him the day before, at the weight of that day beside the prior's half.
+    # One similar request the day before, with that day's weight against a prior weight of 0.5.
     weight = np.exp(-1 / 60)
     assert known[1] == pytest.approx(weight / (weight + 0.5), rel=1e-5)
     assert (known < 1).all()
@@ -136,7 +136,7 @@ def test_a_garage_without_a_past_and_cars_of_which_nothing_was_stated_are_as_pre
     fresh = EarlierDays.of(None, FITTED).apply(DAYS.garage, DAYS.dates)
     silent = DAYS.garage.there & ~DAYS.garage.said_energy & ~DAYS.garage.said_departure
     assert silent.any()
-    # For what was not stated the medians stand in.
+    # Medians replace missing statements.
     requested, stay = FITTED.medians
     assert predicted.requested_kwh[silent] == pytest.approx(requested)
     stays = (predicted.stated_departure - predicted.arrived)[silent]
@@ -154,7 +154,7 @@ def test_a_garage_without_a_past_and_cars_of_which_nothing_was_stated_are_as_pre
 
 
 def counted(days: Days, day: int, n: int) -> float:
-    """Car by car: what those that came after quarter n needed, for each station."""
+    """Sum car by car the need of cars that came after quarter n, per station."""
     garage = days.garage
     begins = garage.begins[day]
     cars = zip(garage.arrived[day][begins], garage.need_kwh[day][begins], strict=True)
@@ -187,7 +187,7 @@ def test_without_a_past_it_is_the_mean_of_the_training_days_and_the_last_period_
     np.testing.assert_allclose(fresh, np.broadcast_to(usual, fresh.shape), rtol=1e-6)
     assert (expected[:, -1] == 0).all()
     assert (np.diff(expected) <= 0).all()
-    # The order of the stations does not matter, and some of them see the site's.
+    # The order of the stations does not matter, and a part of them sees the whole site's value.
     order = np.random.default_rng(0).permutation(len(DAYS.stations))
     turned = add_forecasts(DAYS.at(order), FITTED, recall=True).garage
     np.testing.assert_allclose(turned.to_come_kwh[:, 7], expected, rtol=1e-5, atol=1e-6)
@@ -210,7 +210,7 @@ def test_days_long_past_are_forgotten():
 
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
     days = replace(DAYS, garage=KNOWN).between("2019-06-03", "2019-06-07")
-    # Of cars that stay over midnight training sees a day alone.
+    # Training sees only one day of a car that stays over midnight, so leave such cars out.
     garage = days.garage
     within = garage.begins & (garage.departure <= 96)
     cut = {name: np.where(within, getattr(garage, name), 0) for name in ("arrival", "departure")}
@@ -227,7 +227,7 @@ def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
         float(walk_problem(problem, task, opinionated(), jnp.int32(day), feeder)[1].sum())
         for day in range(len(days))
     ]
-    # Amperes are whole: what differs in the last bit may differ by one.
+    # Amperes are whole, so a difference in the last bit may become one ampere.
     assert simulated(days.garage) == pytest.approx(trained, rel=2e-3)
     for name in ("familiarity", "to_come_kwh"):
         blind = simulated(replace(days.garage, **{name: np.zeros_like(getattr(days.garage, name))}))
@@ -245,7 +245,7 @@ def test_requests_are_recalled_where_they_are_asked_for_and_of_the_newest_alone(
         assert now[:, others] == pytest.approx(alone[:, others], abs=1e-5)
     only = add_forecasts(DAYS, FITTED, recall=True, only=DAYS.between(dates[20]), stations=some)
     np.testing.assert_array_equal(pair(only.garage)[0], pair(garage)[0][20:])
-    # However many there are, the work of a day is bounded.
+    # The work of a day is bounded for any number of requests.
     monkeypatch.setattr(forecasts, "_RECALLED", 50)
     names = ("request_day", "requests", "remainders")
     newest = replace(earlier, **{name: getattr(earlier, name)[-50:] for name in names})

@@ -1,4 +1,4 @@
-"""Model-predictive control: the optimum where all is known, within limits, over midnight, for cost."""
+"""Model-predictive control: optimal with full knowledge, within limits, over midnight, for cost."""
 
 from dataclasses import replace
 

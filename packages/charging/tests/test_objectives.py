@@ -1,4 +1,4 @@
-"""What an operator wants: rewards that add up to what a day is judged by, prices, power left unused."""
+"""Objectives: rewards add up to the measure of a day; prices; power that is left unused."""
 
 import tomllib
 from dataclasses import replace
@@ -25,7 +25,7 @@ from apportion_charging.training import Garages, train_charging
 
 PRICES = Tariff((0.1,) * 8 + (0.4,) * 8 + (0.2,) * 8, worth_per_kwh=0.5, peak_per_kw=0.3)
 DAY = random_garage(5)
-# Nobody from the day before, so that a day's rewards are those of whole stays.
+# No car arrives before midnight, so that a day's rewards are those of whole stays.
 DAY = replace(DAY, arrival=jnp.maximum(DAY.arrival, 0))
 
 
@@ -54,7 +54,7 @@ def test_rewards_add_up_to_what_a_day_is_judged_by():
 
 @pytest.fixture(scope="module")
 def seen():
-    """The stations at ten in the morning, behind a feeder for all of them."""
+    """The stations at 10:00, behind a feeder that is large enough for all of them."""
     at_ten = (DAY, WIRING, initial_state(WIRING), jnp.int32(40), jnp.float32(FULL_KW))
     found = eqx.filter_jit(see)(*at_ten)
     assert found.plugged.any()
@@ -134,7 +134,7 @@ def test_every_schedule_is_shown_by_every_measure():
     def two_days(first: list[float], second: list[float]) -> np.ndarray:
         return np.array([first, second]).reshape(1, 2, 2, 1)
 
-    # On the second day nobody needs anything, which counts in no mean.
+    # No car needs energy on the second day, so it counts in no mean.
     need = two_days([4, 10], [0, 0])
     drawn = {POLICY: two_days([4, 5], [0, 0]), "llf": two_days([3, 7], [0, 0])}
     cost = {POLICY: np.array([[1.8, 0]]), "llf": np.array([[3.0, 0]])}

@@ -1,4 +1,4 @@
-"""What keeps a garage safe: live limits, unknown stations, states of other sites, meters, signals."""
+"""Safety of a garage: live limits, unknown stations, states of other sites, meters, signals."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ EVERY = 300.0
 
 @pytest.fixture
 def at(monkeypatch):
-    """A clock that the test sets, in seconds."""
+    """A clock in seconds that the test sets."""
     now = SimpleNamespace(seconds=1.8e9)
     monkeypatch.setattr(clock, "now", lambda: now.seconds)
     return now
@@ -65,7 +65,7 @@ def test_a_capacity_outlives_a_restart_and_its_end_never_raises_it(tmp_path, at)
         assert again.describe("feeder") == {"source": "live", "age_s": 500.0}
         at.seconds += 101
         assert again.in_force()[0] == later
-    # Without a time the last capacity stays.
+    # Without a time to live, the last capacity stays.
     forever = LiveLimits(SITE)
     forever.set_capacity(3)
     at.seconds += 1e8
@@ -106,7 +106,7 @@ def test_a_state_is_read_by_the_names_of_stations(tmp_path, at):
     points.begin(a, "7", "2027-01-15T08:00:00Z", 500, "start")
     a.heard, a.has_default, a.profiles = True, True, [(12.0, at.seconds + 500)]
     points.add_statements({"stations": [{"id": "A", "requested_kwh": 9}]})
-    # A driver who states before the car is plugged in.
+    # A driver states the need before the car is plugged in.
     points.add_statements({"stations": [{"id": "B", "requested_kwh": 4}]})
     points._save()
     more = replace(SITE, stations={"D": Station(16.0), "A": Station(16.0), "B": Station(16.0)})
@@ -137,7 +137,7 @@ def test_what_a_removed_station_holds_is_reserved_until_its_profile_expires(tmp_
     a.heard, a.has_default, a.profiles = True, True, [(12.0, at.seconds + 500)]
     points._save()
     less = replace(SITE, stations={name: SITE.stations[name] for name in "BC"})
-    # Also over a second restart.
+    # The same holds after a second restart.
     for _ in range(2):
         again = make_points(less, tmp_path / "s.json")
         assert again.limits.in_force().tolist() == pytest.approx([4 * 0.69, 4, 4, 4])
@@ -319,6 +319,6 @@ def test_a_state_has_one_server_and_signals_under_traffic_end_it(run, tmp_path):
     with serving(run, *options) as found:
         assert_refused(command("serve", run, "--port", 0, *options), "another server uses it")
         asyncio.run(traffic(found["ports"][1]))
-    # `serving` ends it by SIGTERM, and waits for that.
+    # `serving` ends the server by SIGTERM and waits for it.
     assert "Traceback" not in found["said"]
     assert json.loads(state.with_suffix(".ocpp.json").read_text())["points"]["A"]["car"]

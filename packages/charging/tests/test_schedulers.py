@@ -47,7 +47,7 @@ def test_what_stations_are_told_keeps_to_every_limit_and_energy_is_neither_made_
     day, capacity = random_garage(seed), feeder(phi)
     seen, drawn = walk(name, day, capacity)
     told = seen.known.offered_a[1:]
-    # What is known of a car that has just come is nothing: its first offer is seen a period later.
+    # Nothing is known of a car that has just come: its first offer is seen a period later.
     told = np.where(seen.stays[1:], told, 0)
     assert ((told == 0) | (told >= WIRING.min_a)).all()
     assert (told <= WIRING.max_a).all()
@@ -61,7 +61,7 @@ def test_what_stations_are_told_keeps_to_every_limit_and_energy_is_neither_made_
 
 
 def sessions(day: Garage) -> dict[str, np.ndarray]:
-    """All that is known of cars, by its name, as an array (stations, sessions)."""
+    """Return the arrays (stations, sessions) of a day by name."""
     return {
         name: np.array(x)
         for name, x in vars(day).items()
@@ -70,7 +70,7 @@ def sessions(day: Garage) -> dict[str, np.ndarray]:
 
 
 def other_future(day: Garage, seen, drawn, n: int, rng) -> Garage:
-    """The same day up to period n, and anything after it: needs, departures, arrivals, cars."""
+    """Return the same day up to period n, with other needs, departures, arrivals and cars after."""
     arrays, other = sessions(day), sessions(random_garage(int(rng.integers(1e6))))
     arrival, departure = arrays["arrival"].copy(), arrays["departure"].copy()
     told = seen.known.offered_a[1 : n + 1]
@@ -84,12 +84,12 @@ def other_future(day: Garage, seen, drawn, n: int, rng) -> Garage:
                 mine = slice(max(a, 0), n)
                 got = drawn[mine, station].sum()
                 if not told[mine, station].any():
-                    # Nothing has shown of it: it may be any other car.
+                    # No offer has revealed anything about the car, so replace it by any other.
                     arrays["car_a"][station, place] = rng.uniform(6, 32)
                     arrays["car_share"][station, place] = rng.choice([1.0, 1 / 3])
                     arrays["need_kwh"][station, place] = rng.uniform(0.1, 30)
                 elif 0 < got < 0.7 * arrays["need_kwh"][station, place]:
-                    # It does not taper yet, and need not for long.
+                    # The car does not taper yet, so its need may still be larger.
                     arrays["need_kwh"][station, place] = got / 0.75 + rng.uniform(0, 30)
         for place in range(arrival.shape[1]):
             if arrival[station, place] > n or departure[station, place] <= arrival[station, place]:
@@ -124,7 +124,7 @@ def test_nothing_seen_up_to_a_period_depends_on_what_comes_after_or_no_meter_has
 
 
 def test_the_clairvoyant_does_look_ahead():
-    """So the test above would notice a scheduler that did."""
+    """The test above would therefore notice a scheduler that looks ahead."""
     day, capacity = random_garage(3), feeder(0.1)
     seen, drawn = walk("clairvoyant", day, capacity)
 
@@ -155,7 +155,7 @@ KEYS = {
 
 
 def plain_wishes(seen, name: str, capacity: float) -> list[float]:
-    """What a scheduler wishes for each station in a period, car by car in plain Python."""
+    """Compute a scheduler's wishes for the stations in a period, car by car in plain Python."""
     most, left = [float(kw) for kw in seen.limit_kw], capacity
     if name == "clairvoyant":
         most = [
@@ -175,7 +175,7 @@ def plain_wishes(seen, name: str, capacity: float) -> list[float]:
 
 
 def twins(day: Garage) -> Garage:
-    """The same cars at every station, except for the minute of their arrival: only that breaks ties."""
+    """Put the same cars at every station; only the minute of arrival differs and breaks ties."""
     same = jax.tree.map(lambda x: jnp.repeat(x[:1], STATIONS, 0), day)
     return dataclasses.replace(same, arrived=same.arrived - jnp.arange(STATIONS)[:, None] / 60)
 
@@ -211,7 +211,7 @@ def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
 @given(seed=SEEDS)
 def test_days_side_by_side_give_what_one_long_lane_gives_and_no_session_is_cut(seed):
     days, schedule = nights(seed), [SCHEDULERS["llf"]]
-    # After a day that was left out nobody knows what the car that stayed had got.
+    # After a missing day, the energy of a car that stayed is unknown.
     missed = dataclasses.replace(days, dates=days.dates + (np.arange(len(days)) >= 3))
     assert days.joins[3]
     assert not missed.joins[3]
@@ -221,7 +221,7 @@ def test_days_side_by_side_give_what_one_long_lane_gives_and_no_session_is_cut(s
             patch.setattr(schedulers, "make_lanes", lambda joins: np.arange(len(joins))[None])
             one = simulate(some, schedule, 12.0).energy_kwh
         assert several == pytest.approx(one, abs=1e-4)
-    # What a car draws after midnight counts on its first day, and is never more than its need.
+    # Energy drawn after midnight counts on the car's first day and never exceeds its need.
     need = np.where(days.garage.begins, days.garage.need_kwh, 0)
     assert (one[0, 0] <= need + 1e-3).all()
     assert one.sum() <= 12.0 * 24 * (len(days) + 2)
@@ -234,7 +234,7 @@ ONE = WIRING.at(np.array([0]))
 
 
 def known_after(*periods: tuple[float, float | None]):
-    """What is known of a car at a station of 22 kW after periods of (amperes offered, kW metered)."""
+    """Return the knowledge of a car at a 22 kW station after periods of (offered A, metered kW)."""
     state = initial_state(ONE)
     for offered, kw in periods:
         heard = jnp.array([kw is not None])
@@ -245,7 +245,7 @@ def known_after(*periods: tuple[float, float | None]):
 
 def test_a_cars_own_limit_shows_in_what_it_draws_and_silence_says_nothing():
     assert known_after((32.0, None)).limit_a == 32
-    # 16 A on three phases: it cannot take more; once it takes all it is offered, more is tried.
+    # 16 A on three phases is its limit; if it draws the whole offer, a larger one is tried.
     assert known_after((32.0, 16 * 0.69 - 1e-4)).limit_a == 17
     assert known_after((32.0, 11.0), (17.0, 11.7)).limit_a == pytest.approx(25.5)
     single = known_after((16.0, 16 * 0.23))
@@ -296,7 +296,7 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 
 
 def smallest_cut(arrival, departure, need, capacity):
-    """The same by the theorem of flows and cuts: over every choice of sessions cut at their need."""
+    """Compute the optimum by max-flow min-cut, over all subsets of sessions cut at their need."""
     periods = np.arange(PERIODS)
     there = (arrival[:, None] <= periods) & (periods < departure[:, None])
     cuts = []

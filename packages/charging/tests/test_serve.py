@@ -1,4 +1,4 @@
-"""`apportion serve` as a garage calls it: by HTTP, by its page, by a charge point, and by a signal."""
+"""`apportion serve` as a garage uses it: HTTP, its page, charge points and signals."""
 
 import asyncio
 import json
@@ -151,7 +151,7 @@ def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):
 
 
 async def one_car(port, ocpp):
-    """A charge point with a car receives its amperes, and new ones after its driver's statement by HTTP."""
+    """A charge point with a car receives amperes, and again after a driver's statement by HTTP."""
 
     def call(*given):
         return asyncio.to_thread(ask, port, *given)
@@ -160,7 +160,7 @@ async def one_car(port, ocpp):
     await client.connect(ocpp)
     await client.boot()
     await client.plug()
-    # The cables of the other stations count until profiles of another server would have ended.
+    # Other stations count with their cables until profiles of an earlier server have expired.
     await until(lambda: client.profile and client.profile[0] == 32.0)
     body = {"capacity_kw": 10.0, "stations": [{"id": "P00", "requested_kwh": 7}, {"id": "P01"}]}
     code, answer = await call("/allocate", body)
@@ -172,7 +172,7 @@ async def one_car(port, ocpp):
     for bad in ("5.0", -1, {}, None):
         code, answer = await call("/allocate", {"capacity_kw": bad})
         assert (code, "capacity_kw" in answer["error"], client.in_force()) == (400, True, 14.0)
-    # A station that does not answer counts with what it may draw.
+    # A station that does not confirm a profile counts with the current that it may draw.
     client.answers = "Rejected"
     await call("/limits", {"limits": {"feeder": {"a": 0}}, "ttl_s": 60})
     found = (await call("/health"))[1]

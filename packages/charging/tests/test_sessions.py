@@ -1,4 +1,4 @@
-"""Files of sessions: what they say is kept, what is wrong with them is said, a sentence each."""
+"""Files of sessions: values are kept, and each mistake is reported in one sentence."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_the_embedded_sessions_are_whole_attributed_and_their_oddities_noted():
     assert "before the one at its station has left in 1 session, first at row 22280" in said
     assert len(checked.notes) == 2
     assert checked.to_json()["sessions"]["fingerprint"] == fingerprint(frame)
-    # Whoever reads them has a table of their own.
+    # Each call returns its own table.
     own = read_sessions()
     own.loc[0, "delivered_kwh"] = -1
     assert read_sessions().delivered_kwh.min() > 0
@@ -72,7 +72,7 @@ def test_columns_of_other_names_are_mapped(tmp_path):
         checked = inspect_sessions(path, columns=columns)
         assert fingerprint(checked.frame) == sound
         assert checked.notes == []
-    # What is said goes before what a column is called; what it was called so is left out.
+    # `columns` overrides the file's names; a column that had such a name is left out.
     swapped = ["arrival=departure", "departure=stated_departure"]
     frame = read_sessions(written(tmp_path, GOOD), columns=swapped)
     assert (frame.arrival[0].hour, frame.departure[0].hour) == (10, 11)
@@ -169,7 +169,7 @@ def test_acn_data_is_understood_as_it_comes(tmp_path, dump):
     assert str(table.arrival.dt.tz) == zone
     assert first.arrival == pd.Timestamp("2018-04-25 08:08:04", tz=zone)
     assert first.departure == pd.Timestamp("2018-04-25 16:20:10", tz=zone)
-    # What was stated first: what the driver changed later was not known on arrival.
+    # The first statement counts: later changes were not known on arrival.
     assert first.stated_departure == pd.Timestamp("2018-04-25 15:00:00", tz=zone)
     assert first.requested_kwh == 25.6
     assert second.arrival == pd.Timestamp("2018-04-25 22:00:00", tz=zone)
@@ -216,10 +216,10 @@ def test_compact_times_are_read_by_their_zone(text, tmp_path):
     assert "times carry a zone" in told
     frame = read_sessions(path, timezone="America/Los_Angeles")
     assert frame.arrival[0] == pd.Timestamp("2019-03-04 08:53", tz="America/Los_Angeles")
-    # Where the file says nothing of it, what is usual counts, and what is told goes before it.
+    # The usual zone is used if the file has none; a given time zone overrides it.
     assert read_sessions(path, usual_zone="Europe/Berlin").arrival[0].hour == 17
     told = read_sessions(path, usual_zone="Europe/Berlin", timezone="America/Los_Angeles")
     assert told.arrival[0].hour == 8
-    # Without a zone they are the garage's.
+    # Times without a zone are the garage's local time.
     plain = read_sessions(written(tmp_path, GOOD.replace("-05-01 ", "0501T").replace(":00", "00")))
     assert fingerprint(plain) == fingerprint(read_sessions(written(tmp_path, GOOD)))

@@ -1,4 +1,4 @@
-"""Set-points: within every limit, none below the least, nothing left that somebody could take, in order."""
+"""Set-points: within all limits, none below the minimum, maximal, and in order of the wishes."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def compiled(wishes, most, stations: Stations, capacity, on, held):
 
 
 def widened(site: Site) -> Stations:
-    """The limits of all three phases whatever its stations are, so that all garages are of one shape."""
+    """Pad a site's limits to three phases, so that all garages have one shape."""
     wiring = make_stations(site)
     load, limit = np.zeros((6, len(NAMES)), np.float32), np.full(6, 1e6, np.float32)
     load[: len(wiring.load)], limit[: len(wiring.load)] = wiring.load, wiring.limit_a
@@ -32,7 +32,7 @@ def widened(site: Site) -> Stations:
 
 @st.composite
 def garages(draw):
-    """Eight mixed stations behind a feeder of any size, a branch, cars that may take less or nothing."""
+    """Draw eight mixed stations with a feeder, a branch, and cars that may take less or nothing."""
     cables = st.sampled_from([(16.0, (1,)), (32.0, (2,)), (32.0, (3,)), (16.0,), (32.0,), (10.5,)])
     stations = {name: Station(*draw(cables), min_a=draw(st.sampled_from([6.0, 6.0, 8.0])))
                 for name in NAMES}  # fmt: skip
@@ -63,29 +63,29 @@ def test_set_points_are_feasible_maximal_and_in_order(garage):
     assert (told <= most + 1e-2).all()
 
     def room(amperes):
-        """Of every limit: the feeder's power first."""
+        """Return what is left of each limit, the feeder's power first."""
         used = np.append(amperes @ wiring.kw_per_a, wiring.load @ amperes)
         return np.append(capacity, wiring.limit_a) - used
 
     assert (room(told) > -2e-3).all()
-    # Maximal: nobody could have an ampere more, and nobody who is off could be on.
+    # Maximal: no station can have another ampere, and no station that is off can be on.
     for place in range(len(told)):
         step = np.zeros(len(told))
         step[place] = 1.0 if told[place] else wiring.min_a[place]
         could = told[place] + step[place] <= most[place] and (room(told + step) > 2e-3).all()
         assert not could, place
-    # Who must not be switched off yet stays on, where all of them fit.
+    # Stations that must not be switched off yet stay on, if all of them fit.
     able = np.floor(most + 1e-3) >= wiring.min_a
     wanted = np.ceil(wishes / wiring.kw_per_a - 1e-3)
     kept = np.where(held & able, np.clip(wanted, wiring.min_a, np.floor(most + 1e-3)), 0)
     if (room(kept) > 2e-3).all():
         assert (told[held & able] > 0).all()
-    # One program for all of them.
+    # All examples use one compiled program.
     assert len(traced) == 1
 
 
 def told(wishes_a, feeder_a=40.0, *, on=(), held=(), capacity_kw=1e3):
-    """At stations of 32 A; beside them some without a car, which change nothing whatever is wished."""
+    """Return amperes at 32 A stations; wishes of other stations, without a car, have no effect."""
     places, count = np.arange(len(NAMES)), len(wishes_a)
     stations = widened(Site(dict.fromkeys(NAMES, Station(32.0, (1,))), feeder_a=feeder_a))
     wishes = np.array([*wishes_a, *[32] * (len(NAMES) - count)], np.float32) * stations.kw_per_a
@@ -97,11 +97,11 @@ def told(wishes_a, feeder_a=40.0, *, on=(), held=(), capacity_kw=1e3):
 
 
 def test_wishes_are_served_in_their_order_and_the_rest_is_given_away():
-    # By hand: 32 of 40 A for the first, the second has what is left, the third cannot have 6.
+    # By hand: 32 of 40 A for the first, the rest for the second; the third cannot have 6.
     assert told([32, 20, 10]) == [32, 8, 0]
-    # A wish below the least is the least; what is left raises those who are on, first the largest wish.
+    # A wish below the minimum is raised to it; the rest goes to stations on, largest wish first.
     assert told([3, 10, 0]) == [8, 32, 0]
-    # Nobody else is on: what is left switches on others.
+    # No other station is on, so the rest switches others on.
     assert told([32, 0, 0]) == [32, 8, 0]
     assert told([0, 0, 0], on=[2]) == [8, 0, 32]
 
@@ -110,5 +110,5 @@ def test_of_equal_wishes_who_is_on_goes_first_and_who_was_just_switched_on_stays
     assert told([20, 20, 20], feeder_a=26.0) == [20, 6, 0]
     assert told([20, 20, 20], feeder_a=26.0, on=[2]) == [6, 0, 20]
     assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2]) == [26, 0, 6]
-    # No limit is broken for their sake.
+    # Held stations never break a limit.
     assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2], capacity_kw=1.0) == [0, 0, 0]

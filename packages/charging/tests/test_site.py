@@ -1,4 +1,4 @@
-"""The description of a garage: read, refused in a sentence, written again, and its limits as one matrix."""
+"""The description of a garage: reading, clear refusals, writing, and limits as one matrix."""
 
 import numpy as np
 import pandas as pd
@@ -98,7 +98,7 @@ def test_stations_are_tables_and_some_must_be_there(tmp_path):
 
 
 def test_limits_are_rows_of_one_matrix():
-    """By hand: feeder 63 A on three phases of 230 V; the second station is on the second phase alone."""
+    """By hand: a 63 A feeder, three phases of 230 V; the second station has only phase 2."""
     wiring = SITE.wiring()
     assert SITE.capacity_kw == pytest.approx(63 * 3 * 0.23)
     assert wiring.max_kw == pytest.approx([32 * 0.69, 16 * 0.23])

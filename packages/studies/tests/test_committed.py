@@ -22,7 +22,7 @@ ABOUT = {
 
 CHANGED = runpy.run_path(str(RESULTS.parent / "tables.py"))["CHANGED"]
 
-# A plan reads its study's data.
+# Making a plan reads the data of its study, so plans are cached.
 plan_of = cache(make_plan)
 
 

@@ -1,4 +1,4 @@
-"""The studies of this package, as registered by the entry points; importing this module imports no JAX."""
+"""Registry entries of the studies; importing this module does not import JAX."""
 
 from apportion.studies.registry import StudyEntry
 

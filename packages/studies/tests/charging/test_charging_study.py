@@ -1,4 +1,4 @@
-"""The charging study's leads, and what its cells train."""
+"""The charging study: leads, verdicts and the training of its cells."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ BY_STATION, EVERY_DAY = ("station", "promised"), ("day", "fair", "promise", "cos
 
 
 def rows_of(trained, schedule, share, where, units=(*EVERY_DAY, *BY_STATION)):
-    """A schedule that meets this share of every need, in two splits; days vary a little."""
+    """Make rows of a schedule that meets about this share of every need, in two splits."""
     rng, tables = np.random.default_rng(0), []
     for split in (0, 1):
         for unit in units:
@@ -47,12 +47,12 @@ SHARES: dict = {
     ("stl", "network"): 0.54,
     ("promise", "policy"): 0.7,
 }
-"""By cell and schedule, and capacity if it differs; .5 otherwise."""
+"""Shares met, by method and schedule, and by capacity if they differ; all others meet .5."""
 
 
 @pytest.fixture(scope="module")
 def figures():
-    """What is concluded from every test with every schedule."""
+    """The study's figures, from rows of every test and schedule."""
     tables = []
     policies = [*charging._LEARNED, charging._MOVED]
     names = [(one, "policy") for one in policies]
@@ -104,7 +104,7 @@ def test_the_best_rule_is_chosen_for_each_test_and_every_claim_is_against_it(fig
     assert len(planned) == 4
     assert all("feeder 15%" in claim for claim in planned)
     assert not [claim for claim in claims if "more than llf" in claim]
-    # Promises are kept by the same rules here, and the clairvoyant one is none.
+    # The best rules for promises are the same here, and the clairvoyant scheduler is not a rule.
     claims = {verdict.claim: verdict for verdict in objectives.verdicts}
     kept = claims["Trained for promises it keeps more of them than the best rule (JPL)"]
     assert kept.estimate == pytest.approx(70 - 62, abs=0.1)
@@ -142,20 +142,20 @@ def test_a_single_task_network_learns_from_one_garage_of_its_split_and_site(monk
     plan = charging.charging()
     programs = list(dict.fromkeys(cell.program for cell in plan.cells))
     assert programs[: len(charging._LEARNED)] == [*charging._LEARNED]
-    # The schedulers of each site and split need no policy and no GPU.
+    # Cells of schedulers train no policy and need no GPU.
     assert len(programs[len(charging._LEARNED) :]) == 2 * 2
     assert sum(cell.on_processor for cell in plan.cells) == 2 * 2 * 2
     cells = [cell for cell in plan.cells if cell.program == "stl"]
     with pytest.raises(KeyboardInterrupt):
         list(plan.compute(cells, lambda what, fraction: None))
     single = np.asarray(seen["tasks"].members)
-    # Two splits, two sites and two seeds, a garage of ten stations each, at equal updates.
+    # Two splits, two sites and two seeds, each with its own garage of ten stations.
     assert single.shape == (8, 1, 10)
     assert len({tuple(one) for one in single[:, 0].tolist()}) == 8
     at_first = single < 38
     assert at_first.all((1, 2)).tolist() == [True, True, False, False] * 2
     assert (at_first.any((1, 2)) == at_first.all((1, 2))).all()
-    # The splits have other stations.
+    # Splits differ in their stations.
     needs = np.asarray(seen["problem"].garage.need_kwh)
     assert (needs[0] == needs[1]).all()
     assert (needs[0] != needs[4]).any()

@@ -18,7 +18,7 @@ SMALL = GradientSettings(
 
 
 def paper_plan():
-    """At full size, with as many images as MNIST has."""
+    """Return the plan at paper size, with as many images as MNIST."""
     number = np.arange(70_000)
     blank = Digits(np.zeros((70_000, 1, 1), np.float32), number % 10, number >= 60_000)
     return federations.federations(scale="paper", digits=blank)
@@ -38,7 +38,7 @@ def computed(cells):
 
 @pytest.fixture
 def small(monkeypatch):
-    """A scenario of the study with server's samples that the made-up digits have."""
+    """Shrink a scenario of the study to the server samples and clients of the made-up digits."""
     own = federations._Scenario(samples=40, clients=5)
     monkeypatch.setitem(federations._SCENARIOS, "perceptron, 200 samples", own)
 
@@ -64,7 +64,7 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(plan, small):
 
 
 def made_up_rows(accuracies):
-    """Four seeds and five rounds, the same accuracy in all."""
+    """Make rows of four seeds and five rounds, with the same accuracy in all of them."""
     frames = []
     for (kind, method), accuracy in accuracies.items():
         index = pd.MultiIndex.from_product([range(4), range(1, 6)], names=["seed", "round"])
@@ -122,7 +122,7 @@ def test_federations_in_general_have_kinds_for_a_sample():
     expected = mean_over(np.array([0.1, 0.2, 0.01, 0.35]))
     assert np.ptp(of_these.interval) < 0.001
     assert general.interval == pytest.approx((expected.low, expected.high), rel=0.05)
-    # The strongest rival beside FedAvg.
+    # The claim in general is made for the strongest rival and FedAvg only.
     assert "here: ahead of gradient shares, momentum in federations in general" in verdicts
     assert "here: ahead of FedAvgM in federations in general" not in verdicts
     rows = study.table[study.table.method == "learned"].set_index("kind").gain

@@ -33,7 +33,7 @@ def computed(cells):
 
 
 def cells_of(program):
-    """Those of the paper's size, with the updates and the precision of `SMALL`."""
+    """Return a program's cells at paper size, with the updates and the precision of `SMALL`."""
     plan = fig6.fig6(scale="paper", digits=DIGITS)
     few = {0: 0, 5: SMALL.steps // 2, 10: SMALL.steps, 20: 2 * SMALL.steps}
     return [
@@ -86,7 +86,7 @@ def test_policies_learn_with_sets_of_their_seeds_own_and_one_test_is_in_full_pre
     fast, federation = given
     assert fast.images.dtype == "bfloat16"
     assert federation.images.dtype == np.float32
-    # The paper's test set, all of the server's images, is what is learned from and what is not.
+    # Evaluation and test images do not overlap; the paper's test set has both.
     np.testing.assert_array_equal(federation.evaluation, np.stack([one, other]))
     for chosen, rest in zip(federation.evaluation, federation.test, strict=True):
         assert not set(np.asarray(chosen)) & set(np.asarray(rest))
@@ -97,8 +97,8 @@ def test_policies_learn_with_sets_of_their_seeds_own_and_one_test_is_in_full_pre
     ("program", "chosen"), [("fixed-unlike", slice(0, 9, 3)), ("alike-raw", slice(0, 24, 7))]
 )
 def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
-    """Seeds and methods differ. The accuracies were equal, the shares apart by 1.3e-7 after four
-    updates: sums over another number of runs are rounded in another order.
+    """Seeds and methods differ. After four updates, accuracies were equal and shares differed by
+    1.3e-7, because sums over a different number of runs are rounded in a different order.
     """
     several = cells_of(program)[chosen][:3]
     assert len({cell["seed"] for cell in several}) == len(several) == 3
@@ -108,8 +108,8 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
 
 
 def study_of(gain, rich=0.098, unlike=0.0):
-    """From two seeds and three tasks, with methods `gain` better than FedAvg in every round, and MTL
-    better than STL by `unlike` where tasks are. What is learned from is .1 easier for all.
+    """Conclude from two seeds and three tasks. Methods are `gain` better than FedAvg in all rounds,
+    MTL is `unlike` better than STL on unlike tasks, and evaluation images are .1 easier.
     """
     rng = np.random.default_rng(0)
     over: dict = {("alike", "fixed", 0.2): 0.0, ("alike", "fixed", 0.45): 0.1}
@@ -144,7 +144,7 @@ def test_a_method_beats_fedavg_only_if_its_gain_is_positive(gain, holds):
     rows = table.xs("unseen", level="clients")
     assert rows.index[[0, -1]].tolist() == ["FedAvg", "fixed share 0.45"]
     assert rows.index.is_unique
-    # A tenth of the paper's test set is .1 easier.
+    # The evaluation images, a tenth of the paper's test set, are .1 easier.
     np.testing.assert_allclose(rows.final - rows["final, disjoint images"], 0.01)
     assert rows["first round above .90"].isna()["FedAvg"]
     assert int(rows.loc["fixed share 0.45", "first round above .90"]) == 11
@@ -156,9 +156,9 @@ def test_a_method_beats_fedavg_only_if_its_gain_is_positive(gain, holds):
     assert found.holds is holds
     assert found.estimate == pytest.approx(gain)
     assert found.levels["MTL"] - found.levels["FedAvg"] == pytest.approx(gain)
-    # The three tasks of a seed share its policy: two seeds are two units.
+    # The three tasks of a seed share a policy, so two seeds are two units.
     assert found.n == 2
-    # Equal methods are not called better.
+    # Equal methods do not beat each other.
     assert not verdicts[f"MTL beats STL in final test accuracy {where}"].holds
     assert verdicts["MTL is not worse than STL by more than .01"].holds
 
@@ -204,13 +204,13 @@ def test_every_seed_has_every_method_and_every_fixed_share():
         fig6.fig6(scale="paper")
     plans = [fig6.fig6(scale="paper", seed=seed, digits=DIGITS) for seed in (5, 6)]
     plan = plans[0]
-    # 12 seeds of the paper's arms, of unlike tasks and of FedAvg, fewer of others.
+    # 12 seeds for the paper's arms, unlike tasks and FedAvg; fewer for other arms.
     count = 12 * (4 + 2) + 2 * 8 + 4 * (2 + 4) + 4 * 4
     assert len({cell.name for cell in plan.cells}) == len(plan.cells) == count
     for arm in (("alike", "raw"), ("unlike", "accuracy")):
         own = [cell for cell in plan.cells if (cell["tasks"], cell["state"]) == arm]
         assert {len({c["seed"] for c in own if c["method"] == m}) for m in ("stl", "mtl")} == {12}
-    # Another seed of the study shares no seed of a policy with this one.
+    # Studies with different seeds share no seed of a policy.
     seeds = [{cell["seed"] for cell in plan.cells} for plan in plans]
     assert seeds == [set(range(60, 72)), set(range(72, 84))]
     for tasks, state in (("alike", "raw"), ("alike", "accuracy"), ("unlike", "accuracy")):
@@ -222,8 +222,8 @@ def test_every_seed_has_every_method_and_every_fixed_share():
 
 @pytest.mark.slow
 def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
-    """Twenty seeds, each with clients of its own, gained .091 and .151 on average, .075 and .134 at
-    least; three in a row were 8 standard errors clear of the bounds.
+    """Twenty seeds with their own clients gained .091 and .151 on average, .075 and .134 at least;
+    means of three consecutive seeds were 8 standard errors above the bounds.
     """
     with optimised():
         found = [
@@ -236,14 +236,14 @@ def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
 
 @pytest.mark.slow
 def test_the_figure_at_quick_scale_shows_the_gain_and_establishes_nothing(tmp_path):
-    """Shown raw accuracies, both methods gained .04 to .05 in the end."""
+    """With raw accuracies as the state, both methods gained .04 to .05 after the last round."""
     with optimised():
         figure = perform(fig6.fig6(), tmp_path).study.figure()
         verdicts = {verdict.claim: verdict for verdict in figure.verdicts}
     where = "in final test accuracy (unseen clients, disjoint images)"
     gains = [verdicts[f"{method} beats FedAvg {where}"].estimate for method in ("STL", "MTL")]
     assert_mean_above(gains, 0.01)
-    # Its one seed is one unit, whatever the estimates are.
+    # One seed is one unit, so no claim can be established.
     assert {(verdict.outcome, verdict.n) for verdict in verdicts.values()} == {
         ("not-established", 1)
     }

@@ -1,4 +1,4 @@
-"""A small market, plans of a size of one's own, and what their cells compute or are given."""
+"""A small market, plans of any size, and the rows or the training arguments of their cells."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def tiny() -> PortfolioSettings:
 
 @pytest.fixture(scope="session")
 def sized() -> Callable[..., Plan]:
-    """A study's plan with another size in place of its quick scale."""
+    """Make a study's plan with another size in place of its quick scale."""
 
     def of(module: Any, size: Any, **options: Any) -> Plan:
         with pytest.MonkeyPatch.context() as patch:
@@ -39,7 +39,7 @@ def sized() -> Callable[..., Plan]:
 
 @pytest.fixture(scope="session")
 def compute() -> Callable[..., dict[str, pd.DataFrame]]:
-    """The rows of some cells of a plan (default: all), by the cell's name."""
+    """Compute the rows of some cells of a plan (default: all), by the cell's name."""
 
     def of(plan: Plan, cells: Sequence[Cell] | None = None) -> dict[str, pd.DataFrame]:
         return {
@@ -53,7 +53,7 @@ def compute() -> Callable[..., dict[str, pd.DataFrame]]:
 
 @pytest.fixture(scope="session")
 def given() -> Callable[..., dict[str, Any]]:
-    """What a study trains with for cells of a plan; nothing is trained."""
+    """Return the arguments that a study passes to training for some cells, without training."""
 
     def of(module: Any, plan: Plan, cells: Sequence[Cell]) -> dict[str, Any]:
         seen: dict = {}
@@ -64,7 +64,7 @@ def given() -> Callable[..., dict[str, Any]]:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, train_portfolio_runs.__name__, take_down)
-            # Nor is it computed what equal shares gain, which some studies begin with.
+            # Skip the gain of equal shares, which some studies compute first.
             for walks in ("walk_each", "_walks"):
                 patch.setattr(module, walks, lambda *where: None, raising=False)
             with pytest.raises(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def given() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def alone_is_given_the_same(given) -> Callable[..., None]:
-    """What a cell is trained with is its own part of what its whole program is trained with."""
+    """Check that a cell alone is trained with the same arguments as in its whole program."""
 
     def check(module: Any, plan: Plan, name: str, names: Sequence[str], runs: int = 1) -> None:
         [cell] = [cell for cell in plan.cells if cell.name == name]

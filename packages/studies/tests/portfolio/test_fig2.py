@@ -1,4 +1,4 @@
-"""Figure 2: watched single-task runs, and correlations at equal training time."""
+"""Figure 2: recorded single-task runs, and correlations at equal training time."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, given,
 
 @pytest.mark.parametrize("bends", [False, True])
 def test_what_time_explains_is_no_correlation_at_equal_time_and_the_rest_is(bends):
-    """Removing a straight line only would leave .6 of the correlation of two similar curves in time."""
+    """Removing only a straight line would leave a correlation of .6 between two similar curves."""
     rng = np.random.default_rng(2)
     time = np.arange(400.0)
     common = np.minimum(time, 100) + 50 * np.sin(time / 60) if bends else time
@@ -56,7 +56,7 @@ def test_what_time_explains_is_no_correlation_at_equal_time_and_the_rest_is(bend
 
 
 def test_the_watched_score_is_what_updates_left_and_never_the_first_priority():
-    """Run 0 is drawn with 1, the first priority, then with what the update before left."""
+    """A run is drawn with 1, the initial priority, and then with the score of the update before."""
     steps = np.arange(1, 101)
     drawn = np.concatenate([[1.0], 0.001 * steps[:-1]])
     runs = [
@@ -66,6 +66,6 @@ def test_the_watched_score_is_what_updates_left_and_never_the_first_priority():
     found = fig2._watched(pd.concat(runs).sample(frac=1, random_state=0))
     assert found.step.tolist() == [50, 100, 50, 100]
     np.testing.assert_allclose(found.score, [0.05, 0.099] * 2)
-    # A minibatch's own, of steps 1 and 51.
+    # Scores of the minibatches of steps 1 and 51.
     np.testing.assert_allclose(found.batch_score, [0.001, 0.051] * 2)
     np.testing.assert_allclose(found.gradient_norm, [1, 51] * 2)

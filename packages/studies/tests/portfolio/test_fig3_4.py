@@ -1,4 +1,4 @@
-"""Figures 3 and 4: the cells of their grid, what each method is given, and the reading of tables."""
+"""Figures 3 and 4: the cells of the grid, the training arguments of each method, and the tables."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ NOTHING = "lazy-crp-0"
 
 @pytest.fixture(scope="module")
 def prices():
-    """Two test years, one of validation and one to learn from."""
+    """Prices of two test years, one year for validation and one for training."""
     return SimulatedMarket.draw(universe=10, days=1455, seed=5).prices
 
 
@@ -37,7 +37,7 @@ def plan(prices, tiny, sized):
         counts=(2, 4),
         held_out=4,
         long=1,
-        # As many as own tasks: one program walks both.
+        # As many as own tasks, so that one program walks both.
         shown=4,
         epoch=2,
         epochs=2,
@@ -49,7 +49,7 @@ def plan(prices, tiny, sized):
 
 @pytest.fixture(scope="module")
 def cells(plan, compute) -> dict[str, pd.DataFrame]:
-    """What learns nothing, and a single-task policy for each task."""
+    """Rows of lazy Equal CRP and of a single-task policy for each task."""
     return compute(plan, [cell for cell in plan.cells if cell.program in (NOTHING, "stl-4")])
 
 
@@ -63,7 +63,7 @@ def test_the_grid_tests_every_cell_at_every_step(plan, table):
     several = ["mtl-4", "pmtl-4", "stl-4", "mtl-2", "pmtl-2", "stl-1"]
     assert list(programs) == [*several, NOTHING]
     found = table[table.method == "stl"].groupby(["tested", "step", "epoch"]).size()
-    # 2 experiments, 3 years and 4 own tasks: the first year serves validation.
+    # 2 experiments, 3 years and 4 own tasks; the first year is for validation.
     assert found.to_dict() == {
         (tested, step, epoch): count
         for (tested, count), (step, epoch) in product(
@@ -95,7 +95,7 @@ def test_a_cell_alone_learns_from_the_same(plan, alone_is_given_the_same, name, 
 
 @pytest.fixture(scope="module")
 def run(plan, given):
-    """What is trained with for the cells of a program."""
+    """Training arguments for the cells of a program."""
 
     @cache
     def of(program: str) -> dict:
@@ -110,7 +110,7 @@ def own_tasks(experiment: int) -> np.ndarray:
 
 
 def only_days_before_test_years(found: dict, prices, each) -> None:
-    """The market ends before the last test year, and each run's days before its own."""
+    """Check that the market ends before the last test year, and each run's days before its own."""
     firsts = [prices.row(f"{year}-01-01") for year in (2001, 2002, 2003)]
     assert found["market"].prices.shape[0] == firsts[-1]
     ends = np.asarray(found["lengths"]) + found["market"].window
@@ -122,7 +122,7 @@ def keys_of(found: dict, name: str) -> np.ndarray:
 
 
 def test_multi_task_methods_differ_by_alpha_alone(run, prices):
-    """An epoch is 2 updates for each task: 4 tasks have 16 in two of them."""
+    """An epoch is 2 updates per task, so two epochs of 4 tasks are 16 updates."""
     uniform, found = run("mtl-4"), run("pmtl-4")
     assert (uniform["settings"].prioritisation, found["settings"].prioritisation) == (0.0, 0.5)
     assert replace(uniform["settings"], method="pmtl") == found["settings"]
@@ -140,7 +140,7 @@ def test_multi_task_methods_differ_by_alpha_alone(run, prices):
 
 
 def test_a_single_task_policy_is_given_one_task(run, prices):
-    """All of many tasks have one; the first goes on to the updates of few tasks."""
+    """Each of the many tasks has a policy; one for the first task gets the updates of few tasks."""
     found, longer = run("stl-4"), run("stl-1")
     assert found["settings"].prioritisation == 0
     assert (found["settings"].steps, longer["settings"].steps) == (4, 8)
@@ -151,13 +151,13 @@ def test_a_single_task_policy_is_given_one_task(run, prices):
         first = np.asarray(longer["tasks"].members[2 * experiment, 0])
         np.testing.assert_array_equal(first, own_tasks(experiment)[0])
     only_days_before_test_years(found, prices, 4)
-    # It starts from the parameters that multi-task policies of its pair start from.
+    # It has the same first parameters as the multi-task policies of its pair.
     several = keys_of(run("mtl-2"), "policy_keys")[::2]
     np.testing.assert_array_equal(keys_of(found, "policy_keys"), np.repeat(several, 4, axis=0))
 
 
 def test_lazy_rebalancing_is_the_one_backtested_alone(prices, table):
-    """What learns nothing, computed for one cell by plain means, is the grid's."""
+    """The grid's rows of lazy Equal CRP equal those of a plain backtest, in one cell."""
     seen, _ = split_entities(10, 4, seed=1)
     gains = []
     for task in draw_tasks(seen, 3, 4, seed=1)[:2]:
@@ -178,10 +178,10 @@ def test_the_paper_grid_refuses_data_that_cannot_carry_it(prices):
 
 
 def grid_of(gains):
-    """Three experiments and years, and one before, on both kinds of task; gains by method, tasks and step.
+    """Make rows of three experiments, three years and one before; gains by method, tasks and step.
 
-    A policy of several tasks, or several policies of one, is tested on as many own tasks. Multi-task ones
-    have two training seeds, 1 point a year apart.
+    An arm is tested on as many own tasks as it has, and on held-out ones. Multi-task policies have
+    two training seeds, whose gains differ by 1 point a year.
     """
     ends = {key[:2]: max(step for *arm, step in gains if tuple(arm) == key[:2]) for key in gains}
     rows = [
@@ -209,7 +209,7 @@ def grid_of(gains):
 
 @pytest.fixture
 def gains():
-    """Two tests of each, with 2 tasks and with 5; at equal updates, 40 of each policy."""
+    """Gains of each method with 2 and 5 tasks; 40 updates are the equal updates."""
     found = {(LAZY, 0, 0): 0.3}
     found |= {("stl", 5, 10): -1.0, ("stl", 5, 20): 0.0, ("stl", 1, 20): -2.0, ("stl", 1, 40): -9.0}
     for method, more in (("mtl", 0.0), ("pmtl", 0.5)):
@@ -219,7 +219,7 @@ def gains():
 
 
 def by_claim(figure):
-    """Verdicts over all years: of a claim, the last is kept."""
+    """Return a figure's verdicts by claim without years; the one over all years is kept."""
     return {re.sub(r", (in|over) 20.*", "", one.claim): one for one in figure.verdicts}
 
 
@@ -228,7 +228,7 @@ def verdicts_of(table):
 
 
 def test_each_claim_names_its_protocol_and_its_years(gains):
-    """Equal epochs give a multi-task policy T times a single-task one's updates."""
+    """Equal epochs give a multi-task policy T times as many updates as a single-task policy."""
     transfer, own, protocols = fig3_4._conclude(grid_of(gains), {})
     found = by_claim(own)
     for claim, gap in (
@@ -273,7 +273,7 @@ def test_sharpe_ratios_below_equal_crps_are_reported_for_every_case(gains):
 
 
 def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
-    """A single-task policy that goes on has the first task alone; others are far behind on the second."""
+    """The longer single-task policy has only the first task; MTL is far behind on the others."""
     table = grid_of(gains)
     several = table.method.isin(["mtl", "pmtl"]) & (table.task > 0) & (table.step == 40)
     table.loc[several, "gain"] -= 50.0
@@ -283,13 +283,13 @@ def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
 
 
 def test_every_arm_is_stopped_where_it_was_best_in_the_year_before(gains):
-    """STL is best after 20 updates; in 2018 alone after 10, which decides for 2019."""
+    """STL is best after 20 updates, except in 2018 after 10, which are used in 2019."""
     table = grid_of(gains)
     single = (
         (table.method == "stl") & (table.tasks == 5) & (table.step == 10) & (table.tested == "own")
     )
     table.loc[single & (table.year == 2018), "gain"] += 5.0
-    # What held-out instruments gain decides nothing.
+    # Gains on held-out instruments have no effect on stopping.
     table.loc[(table.tested == "held-out") & (table.step == 10), "gain"] += 99.0
     known = fig3_4._Arms.of(table)
     read = known.protocols(table)[fig3_4._STOPPED]
@@ -304,7 +304,7 @@ def test_every_arm_is_stopped_where_it_was_best_in_the_year_before(gains):
 
 
 def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
-    """Of 5 tasks with falling gains over STL, P-MTL is ahead of MTL by 0 to 4."""
+    """The gains of 5 tasks over STL fall from task to task; P-MTL is ahead of MTL by 0 to 4."""
     table = grid_of(gains)
     ends = (table.step == 100) & (table.task >= 0)
     for method, slope in (("mtl", -3.0), ("pmtl", -2.0)):
@@ -322,7 +322,7 @@ def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
 
 
 def test_the_claim_of_little_help_fails_if_few_tasks_gain_much():
-    """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
+    """P-MTL gains 2 points more than MTL on four of twenty tasks, and the same on the others."""
     gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
     gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3}
     table = grid_of(gains)
@@ -336,7 +336,7 @@ def test_the_claim_of_little_help_fails_if_few_tasks_gain_much():
 
 
 def test_the_share_of_years_is_of_the_variance_of_the_mean():
-    """Years of variance 12, without differences of experiments, and noise of variance 16/9."""
+    """Years have variance 12, experiments do not differ, and noise has variance 16/9."""
     alternating, halves = np.array([1, -1, 1, -1]), np.array([1, 1, -1, -1])
     gap = 3.0 * halves + np.outer(halves, alternating)
     years, rest = (12 - 16 / 9 / 4) / 4, 16 / 9 / 16

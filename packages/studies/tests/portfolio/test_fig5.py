@@ -1,4 +1,4 @@
-"""Figure 5: the year of each watched task, and which of them is drawn."""
+"""Figure 5: the test year of each task, and the choice of the task in the plot."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_figure_5_draws_the_task_with_the_largest_gap_and_keeps_its_shares_alone
     assert shares.shape[1] == 3
     np.testing.assert_allclose(shares[marked.drawn].sum(axis=1), 1, atol=1e-5)
     assert shares[~marked.drawn].isna().all(axis=None)
-    # A single-task policy alone is the same up to rounding: 5e-7 of a share were measured.
+    # A single-task policy alone is the same up to rounding; shares differed by 5e-7.
     alone = compute(plan, plan.cells[-1:])
     assert list(alone) == ["task-1-1"]
     pd.testing.assert_frame_equal(alone["task-1-1"], cells["task-1-1"], rtol=0, atol=3e-6)
@@ -49,8 +49,8 @@ def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, given)
     assert (np.asarray(several.members[0]) != np.asarray(several.members[1])).any()
     assert by_priority.prioritisation == tiny.alpha
     assert plain.prioritisation == 0
-    # Two epochs of three updates for each of four tasks; of a single-task policy, as many updates as a
-    # multi-task one has in the first.
+    # Two epochs of three updates per task for four tasks. A single-task policy gets as many updates
+    # as a multi-task policy in the first epoch.
     assert (by_priority.steps, plain.steps) == (24, 12)
     watched = np.asarray(several.members[:, :2]).reshape(4, -1)
     np.testing.assert_array_equal(singles.members[:, 0], watched)
@@ -58,8 +58,8 @@ def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, given)
 
 @pytest.fixture(scope="module")
 def year():
-    """Three policies with a task each over half a year; the multi-task policy gains most over the
-    single-task one on the second.
+    """Three policies with one task each over half a year; the multi-task policy gains most over the
+    single-task policy on the second task.
     """
     dates = pd.bdate_range("2019-01-01", "2019-06-28").astype(str)
     rng = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def concluded(rows):
 
 
 def test_deviating_pays_only_if_the_deviating_days_gain(year):
-    """The multi-task policy's gains follow its deviation; the single-task one's do not."""
+    """Gains of the multi-task policy follow its deviation, and those of the single-task do not."""
     days = year.groupby(["method", "policy"]).deviation
     further = year.deviation - days.transform("mean")
     multi = _DRAWN[0]

@@ -1,4 +1,4 @@
-"""Departures put back: what each arm is trained with, its two parts, and the reading of tables."""
+"""Reverted departures: the training arguments of each arm, its learner, and the tables."""
 
 from dataclasses import replace
 from functools import cache
@@ -51,7 +51,7 @@ def plan(prices, tiny, sized):
 
 @pytest.fixture(scope="module")
 def run(plan, given):
-    """What a variant is trained with."""
+    """Training arguments of a variant."""
 
     @cache
     def of(name: str, method: str = "pmtl") -> dict:
@@ -80,7 +80,7 @@ def test_an_arm_has_the_departures_that_it_names_and_no_other(run):
         assert (replay.warm_up, replay.act_periods) == ((0, 5) if acts else (market.horizon, 0))
         assert (seen["explore"] is not None) == acts
         assert replay.stops == (_STOPS in variant.back)
-        # Two epochs of three updates for each of four tasks.
+        # Two epochs of three updates per task for four tasks.
         assert seen["settings"].steps == 24
     assert set(_variants(seen["settings"])[_LITERAL].back) == set(_DEPARTURES)
 
@@ -124,7 +124,7 @@ def test_a_single_task_policy_is_given_one_task(run):
 
 @pytest.fixture(scope="module")
 def batch(prices, tiny):
-    """Four days of a task in a row, held as equal shares; a market, the task and a policy."""
+    """A market, a task, a policy, and a batch of four consecutive days held as equal shares."""
     market = training_market(prices, tiny)
     task = draw_tasks(10, 3, 1)[0]
     policy = take(
@@ -139,7 +139,7 @@ def batch(prices, tiny):
 
 
 def test_an_update_out_of_memory_charges_the_remembered_allocation(batch):
-    """Each day's reward is a step from the state in memory; `lookback` agrees on the first day alone."""
+    """Each reward is a step from the state in memory; `lookback` gives the same on day one only."""
     market, task, policy, days = batch
     key = jax.random.key(2)
     found, ours = (
@@ -171,7 +171,7 @@ def test_a_score_after_the_update_is_that_of_the_new_policy(batch, after):
 
 
 def test_departures_are_held_against_ours_with_their_levels(plan):
-    """All five put back gain 2 points less than ours; each experiment has a level of its own."""
+    """All variants gain 2 points less than ours; the level differs by experiment."""
     rows = pd.DataFrame(
         {**cell.values, "tested": kind, "step": 24, "epoch": 2.0, "deviation": 0.1}
         | {"gain": cell["experiment"] + (2.0 if cell["variant"] == _OURS else 0.0)}

@@ -1,4 +1,4 @@
-"""The generalisation gap and the spread over seeds: what cells are given, and how rows are read."""
+"""The generalisation gap and the spread over seeds: training of the cells, and reading of rows."""
 
 from itertools import product
 
@@ -29,7 +29,7 @@ def rows_of(program, plan, compute):
 def test_a_plain_network_is_tested_before_and_in_its_year(plan, compute):
     plain = rows_of("generalisation-plain", plan, compute)
     assert set(plain.figure) == {"generalisation"}
-    # After 4, 8 and 12 updates.
+    # Tested after 4, 8 and 12 updates.
     assert plain.groupby(["tested", "step"]).size().tolist() == [2 * 2] * 3 * 3
     assert np.isfinite(plain.gain).all()
 
@@ -46,7 +46,7 @@ def test_the_second_figure_validates_on_the_instruments_that_it_tests(plan):
 
 
 def test_methods_begin_alike_and_differ_by_what_they_learn_from(plan, monkeypatch):
-    """Single-task learning from the first of the four tasks, with the same parameters and draws."""
+    """STL learns from the first of MTL's four tasks, with the same first parameters and draws."""
     given = []
 
     def take_down(problem, tasks, policies, learner, *, key, **_):
@@ -77,9 +77,9 @@ def test_a_plain_network_starts_equal_and_depends_on_the_order():
 
 
 def gains_of(better):
-    """Ten experiments, five years and one before: by what each method gains after; it learns 10 points.
+    """Make rows of ten experiments, five years and one before, with each method's gain in the year.
 
-    After 100 updates all gain half as much as after 200.
+    The gain in sample is 10. After 100 updates, all gains are half of those after 200.
     """
     rng = np.random.default_rng(0)
     return pd.DataFrame(
@@ -118,7 +118,7 @@ def test_a_method_that_was_best_early_in_the_year_before_is_stopped_there():
 
 
 def spread_over_seeds(spread):
-    """Two methods, ten seeds, seven years; years differ by far more than seeds do."""
+    """Make rows of two methods, ten seeds and seven years; years differ far more than seeds."""
     rng = np.random.default_rng(1)
     return pd.DataFrame(
         [

@@ -17,7 +17,7 @@ UNCORRECTED = _RULES[2]
 @pytest.mark.slow
 @optimised()
 def test_without_correction_prioritisation_pays_where_few_tasks_are_informative(compute):
-    """2 of 32 tasks informative, the others quiet, beta 0: at least 8 points at 1,000 updates."""
+    """With 2 of 32 tasks informative, the others quiet and beta 0, it gains 8 points or more."""
     plan, rules = prioritisation.prioritisation(scale="paper"), (_UNIFORM.name, UNCORRECTED.name)
     cells = [cell for cell in plan.cells if cell["figure"] == "prioritisation" and cell["seed"] < 4]
     cells = [cell for cell in cells if cell["case"].startswith("2 of") and cell["rule"] in rules]
@@ -41,7 +41,7 @@ def test_gaps_are_paired_by_case_and_seed():
 
 
 def camps_of(most, others):
-    """Growth of every rule but uniform, which has .5 and .1."""
+    """Make rows with this growth in each camp for all rules; uniform drawing has .5 and .1."""
     rng = np.random.default_rng(0)
     rows = [
         (rule.name, camp, seed, (usual if rule == _UNIFORM else own) + 0.01 * rng.normal())

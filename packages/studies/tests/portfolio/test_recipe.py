@@ -1,4 +1,4 @@
-"""The practical policy walked forward: choices that look back only, rewards apart."""
+"""The practical policy: choices use earlier years only, and both rewards share the rest."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def plan(prices, tiny, sized):
 
 @pytest.fixture(scope="module")
 def table(plan, compute) -> pd.DataFrame:
-    """The rows under the reward with a penalty, as if the other reward had taught the same."""
+    """Rows under the reward with a penalty, copied for the other reward."""
     cells = compute(plan, [cell for cell in plan.cells if cell["reward"] == "tracking"])
     own = pd.concat(cells.values(), ignore_index=True)
     return pd.concat([own, own.assign(reward="paper")], ignore_index=True)
@@ -60,7 +60,7 @@ def test_choices_never_look_at_the_year_they_are_made_for(table):
     ]
     pd.testing.assert_frame_equal(*picks)
     assert set(recipe._chosen(table).query("year < 2013").k) == {0.0}
-    # Rows of the paper's reward take no part in a choice.
+    # Choices do not use rows of the paper's reward.
     assert set(recipe._chosen(table).reward) == {"tracking"}
     [figure] = recipe._conclude(table, {})
     assert len(figure.verdicts) == 14

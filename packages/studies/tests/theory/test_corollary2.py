@@ -1,4 +1,4 @@
-"""What orderings and subsets are worth."""
+"""The worth of orderings and subsets."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def concluded(rows):
 
 
 def made_up(worth_of_all, ordering=1.0, runs=4):
-    """Rows in which regret is one over the number of independent tasks, or of real examples."""
+    """Make rows in which regret is 1 over the number of independent tasks or of real examples."""
     rows = []
     for m in _ENTITIES:
         drawn = corollary2._OVERLAPPING[-1]
@@ -29,7 +29,7 @@ def made_up(worth_of_all, ordering=1.0, runs=4):
         known += [("tied", 20, 1 / (20 * m * ordering))]
         known += [("real", n, 1 / n) for n in corollary2._sizes_of(m)]
         for run in range(runs):
-            # Runs differ by a factor that all their arms share.
+            # Each run has a factor that is the same for all its arms.
             rows += [(m, arm, n, run, (1 + 0.01 * run) * regret) for arm, n, regret in known]
     return pd.DataFrame(rows, columns=["entities", "arm", "number", "run", "regret"])
 

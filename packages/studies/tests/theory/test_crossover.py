@@ -20,7 +20,7 @@ def test_pooling_wins_early_and_near_and_loses_late_and_far():
     ("level", "crossed"), [(1 / 500, 500), (2e-9, np.inf), (2000, 0), (0, np.inf)]
 )
 def test_the_crossing_is_read_between_sizes(level, crossed):
-    """A pool that loses nothing at all in any family is never overtaken."""
+    """Single tasks never overtake a pool without any loss."""
     falling = 1 / np.array(crossover.SIZES, float)
     found = np.exp(crossover.log_crossings(np.stack([falling, np.full_like(falling, level)])))
     np.testing.assert_allclose(found, crossed)
@@ -41,7 +41,7 @@ def test_the_predicted_crossover_is_plain_arithmetic():
             backups[run, t, x, a] = family.reward[run, t, x, a] + 0.7 * mean
     noise = 0.1**2 + 0.7**2 * np.mean(variances)
     distance = np.mean((backups - backups.mean(1, keepdims=True)) ** 2)
-    # A task alone has N / 6 samples of each pair; the pool of 8 takes 7/8 of its noise away.
+    # One task has N / 6 samples of each pair; the pool of 8 removes 7/8 of its noise.
     expected = 6 * noise * (7 / 8) / distance
     assert crossover._predicted_crossover(family) == pytest.approx(expected, rel=1e-6)
 

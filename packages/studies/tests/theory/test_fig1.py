@@ -1,4 +1,4 @@
-"""Figure 1's acceptance figures, at 20 seeds."""
+"""Acceptance criteria of Figure 1, at 20 seeds."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_the_picture_has_the_three_panels_and_the_precise_rate_is_the_claim_that
     titles = [axis.get_title() for axis in figure.plot().axes]
     assert titles == ["ε = 0.8", "ε = 0", "gap at N = 2000"]
     failed = [verdict.claim for verdict in figure.verdicts if verdict.outcome != "holds"]
-    # Of the bound on this very problem: its form, its size, and its rate.
+    # Three claims about the bound on this problem fail: its form, its size and its rate.
     assert len(failed) == 3
     for claim, words in zip(failed, ("like eps", "2 V_max", "1/sqrt(NT)"), strict=True):
         assert words in claim
@@ -45,17 +45,17 @@ def test_the_picture_has_the_three_panels_and_the_precise_rate_is_the_claim_that
 
 
 def test_what_is_left_of_the_bound_is_by_hand_what_the_theorems_say():
-    """gamma = 1/2, C' = C'' = 1 and K = 5: 8 x (R_max / 4 + 3 sqrt(2) eps), and the tighter one."""
+    """By hand: gamma = 1/2, C' = C'' = 1, K = 5, 8 (R_max / 4 + 3 sqrt(2) eps), and Theorem 1'."""
     betas, largest = spaced_betas(10, 0.8), 1 + 0.5 * np.log(10)
     eps = fig1._ordering_distance(betas)
     first, second, trivial = fig1._least_bounds(0.8)
     np.testing.assert_allclose(first, 8 * (largest / 4 + 3 * np.sqrt(2) * eps))
     np.testing.assert_allclose(second, largest / 8 + 4 * eps)
-    # The shares of the entities at random are no better than the best.
+    # The largest reward of random allocations is just below the bound on rewards.
     shares = np.random.default_rng(0).dirichlet(np.ones(10), 10_000)
     rewards = 1 - (betas * shares * np.log(shares)).sum(1)
     assert rewards.max() < trivial / 4 < 1.2 * rewards.max()
-    # Ten offsets that add up to nothing leave Lemma 4 no samples that are enough.
+    # The ten offsets and the bias are dependent, so no sample size suffices for Lemma 4.
     assert fig1._examples_asked(fig1.separate_basis(10)) == np.inf
     assert 2000 < fig1._examples_asked(fig1.tied_basis(10)) < np.inf
 

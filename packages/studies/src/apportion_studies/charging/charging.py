@@ -78,8 +78,8 @@ _SCALES: dict[str, dict[str, Any]] = {
     "quick": {"splits": 2, "seeds": 2, "garages": 2, "sized_garages": 1, "days_tested": 8},
     "paper": {"splits": 5, "seeds": 5, "garages": 3, "sized_garages": 2, "days_tested": None},
 }
-"""Splits of the stations; networks of each split in `_REPLICATED`; in each split, garages of ten stations
-and of other sizes; the first days of each test, or all."""
+"""Splits of the stations; networks per split for methods in `_REPLICATED`; garages per split, with
+ten stations and other sizes; number of first days of each test, or None for all."""
 _PPO_STEPS = {"quick": 10, "paper": 500}
 _NEXT_SPLIT = 10_000
 """Difference between the seeds of two splits."""
@@ -87,11 +87,11 @@ _SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 _TRAINED_UNTIL, _TESTED_FROM = "2019-12-31", "2021-01-01"
 _CAPACITIES = (0.1, 0.15, 0.2)
 _USUAL_CAPACITY = 0.15
-"""Feeder of model-predictive control, which is slow, and of garages of other sizes."""
+"""The only feeder for model-predictive control, which is slow, and for garages of other sizes."""
 _SIZES = (5, 20, 50)
 _MPC_FOR_COST = "mpc, for cost"
 _PROMISED = 0.8
-"""The share of a car's need that is promised."""
+"""Promised share of a car's need."""
 _LEARNED = {
     "mtl": "MTL",
     "pmtl": "P-MTL",
@@ -104,9 +104,9 @@ _LEARNED = {
     "promise": "MTL for promises",
     "cost": "MTL for cost",
 }
-"""Every way to train, and its name in the table."""
+"""Training methods, and their names in the table."""
 _REPLICATED = ("mtl", "pmtl", "stl", "plain")
-"""Ways to train that are compared network with network."""
+"""Training methods that are also compared as single networks."""
 _MOVED = "stl-moved"
 _SHOWN = _LEARNED | {_MOVED: "STL, trained at the other site"}
 _OBJECTIVES = {
@@ -115,31 +115,31 @@ _OBJECTIVES = {
     "promise": "promises kept, % of cars",
     "cost": "worth less cost, cents a kWh",
 }
-"""What each policy may be trained for, and measured by."""
+"""Training objectives, and their columns in the table."""
 _UNITS = {"energy": "day", "fair": "fair", "promise": "promise", "cost": "cost"}
-"""The rows of each objective, by day."""
+"""Unit of the daily rows of each objective."""
 _STATIONS = {"day": "station", "promise": "promised"}
-"""The rows by station, for units that add up over stations."""
+"""Unit of the rows by station, for the daily units that add up over stations."""
 _TESTS = {"2019": "2019, new stations", "2021": "2021"}
-"""The two years, and the names of their tests."""
+"""Test years, and the names of their tests."""
 _SCHEDULED = "schedulers"
 _RULES = [name for name in SCHEDULERS if name not in HINDSIGHT]
 _BEST, _NETWORK = "best", "network"
-"""The best rule of a test; the mean over the single networks of a split."""
+"""Schedules: the best rule of a test, and the mean over the single networks of a split."""
 _TRAINED = 0.6
-"""Progress of a cell when its policy is trained."""
+"""Progress of a cell at the end of training, as a fraction."""
 
 _TEST = ["site", "test", "capacity", "stations"]
 """Columns that identify a test."""
 _Name = tuple[str, str]
-"""A schedule: the cell that computed it, and its name."""
+"""A schedule: its training method (or `_SCHEDULED`), and its name."""
 _Kwh = dict[tuple[str, str, str], pd.DataFrame]
-"""Of each cell, schedule and unit: `drawn_kwh` and `need_kwh` by split and place, a day or a station. Other
-objectives than energy have their own worth of a day."""
+"""`drawn_kwh` and `need_kwh` by split and place (day or station), for each method, schedule and
+unit. For objectives other than energy, these columns are their value and its denominator."""
 
 
 def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """A cell for each way to train, and for the schedulers of each site and year, in each split."""
+    """Plan a cell per split for each training method, and for the schedulers of a site and year."""
     settings = ChargingSettings(until=_TRAINED_UNTIL, seed=seed, **_TRAINING[scale])
     about = {
         "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
@@ -155,7 +155,7 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
             cells.append(Cell(f"{kind}-{split}", {"trained": kind, "split": split}, kind))
     for site, year, split in product(_SITE_NAMES, _TESTS, splits):
         values = {"trained": _SCHEDULED, "split": split, "site": site, "year": year}
-        # Reading the sessions of a split takes long, so the cells of a site are one program.
+        # Reading the sessions of a split takes long, so both years of a site share a program.
         name, program = f"{_SCHEDULED}-{site}-{year}-{split}", f"{_SCHEDULED}-{site}-{split}"
         cells.append(Cell(name, values, program, on_processor=True))
     computing = partial(_compute, settings, about)
@@ -173,8 +173,8 @@ _read = cache(read_sessions)
 
 @cache
 def _garages(kind: str, settings: ChargingSettings) -> Garages:
-    """Garages of a cell's tests and of most cells' training: real ones, without recall (plain), or in
-    which offered power may be left undrawn (cost).
+    """Return the garages for a cell's tests and for the training of most cells. Garages of "plain"
+    have no recall of earlier days; in those of "cost", cars may leave offered power undrawn.
     """
     objective = "cost" if kind == "cost" else "energy"
     return Garages.of(_read(), replace(settings, recall=kind != "plain", objective=objective))
@@ -209,7 +209,7 @@ def _train(
     splits: Sequence[int],
     progress: OnProgress,
 ) -> list[dict[str, Policy]]:
-    """Each split's networks, stacked, by the site they learned from: all of a kind in one `vmap`."""
+    """Train all networks of a kind in one `vmap`; return those of each split, stacked, by site."""
     count = about["seeds"] if kind in _REPLICATED else settings.members
     problems, tasks, keys = [], [], []
     for split in splits:
@@ -225,7 +225,7 @@ def _train(
         days = garages.training_days()
         problem = Charging.of(days, own.capacity, make_objective(own, days))
         chosen = training.choose_stations(garages, own)
-        # A garage for every single-task network, the first half of them at the first site.
+        # One garage per single-task network; the first half of the networks is at the first site.
         single = [chosen[[n + site * len(chosen) // 2]] for site in range(2) for n in range(count)]
         some = single if kind == "stl" else [chosen] * count
         problems += [problem] * len(some)
@@ -254,7 +254,7 @@ def _train(
         problem_axes=0,
         key=both[:, 1],
     )
-    # Runs are in the order of splits, sites and seeds.
+    # Runs are ordered by split, site and seed.
     sites = list(_SITE_NAMES) if kind == "stl" else [""]
     parts = [take(done.policy, slice(n, n + count)) for n in range(0, len(keys), count)]
     firsts = range(0, len(parts), len(sites))
@@ -262,14 +262,14 @@ def _train(
 
 
 def _garage_of(kind: str) -> str:
-    """Garages for a way to train."""
+    """Return the kind of garages for a training method."""
     return kind if kind in ("plain", "cost") else "real"
 
 
 def _try(
     kind: str, networks: dict[str, Policy], settings: ChargingSettings, about: dict[str, Any]
 ) -> pd.DataFrame:
-    """The rows of a split's networks, averaged and one by one, in all tests."""
+    """Test a split's networks, averaged and one by one, and return the rows of all tests."""
     tables = []
     for where, days, test in _tests(kind, _garages(_garage_of(kind), settings), about):
         for site, own in networks.items():
@@ -298,10 +298,10 @@ def _try(
 def _simulate_networks(
     networks: Policy, days: Days, feeders: np.ndarray, members: np.ndarray
 ) -> np.ndarray:
-    """Energy by `simulate` for stacked networks in one program, which takes hardly longer than one."""
+    """Return the energy under stacked networks; one program is hardly slower than one network."""
     sessions = days.garage.arrival.shape[2]
     lanes, joins = make_lanes(days.joins), np.append(days.joins, False)
-    # A power of 8 rows, so that tests and splits share a program; unused rows are empty days.
+    # A power of 8 rows lets tests and splits share a program; unused rows are empty days.
     least = lanes.shape[0] * len(members)
     lane, task = np.divmod(np.arange(8 ** -(-(least - 1).bit_length() // 3)), len(members))
     padded = np.pad(lanes, ((0, lane.max() + 1 - len(lanes)), (0, 0)), constant_values=-1)
@@ -330,7 +330,7 @@ def _walk_networks(
     feeder: Float[Array, " rows"],
     physics: Physics,
 ) -> Any:
-    """`walk_rows` under each network, from its own state."""
+    """Apply `walk_rows` to each network, starting from its own state."""
 
     def one(network: Policy, state: GarageState | None) -> Any:
         begun, schedules = start_day(state, stations, joins), (PolicySchedule(network),)
@@ -342,9 +342,9 @@ def _walk_networks(
 def _schedule(
     cell: Cell, settings: ChargingSettings, about: dict[str, Any], progress: OnProgress
 ) -> pd.DataFrame:
-    """Rows of the schedulers and of model-predictive control at a site in a year."""
+    """Test the schedulers and model-predictive control at a site in a year, and return the rows."""
     tables, place = [], (cell["site"], cell["year"])
-    # The function needs a policy; its rows are dropped.
+    # `backtest_schedules` needs a policy; the rows of this one are dropped.
     walk = partial(
         backtest.backtest_schedules,
         Pooled(CHANNELS, 1, key=jax.random.key(0)),
@@ -375,9 +375,9 @@ def _tests(
     only_site: str | None = None,
     only_year: str | None = None,
 ) -> list[tuple[dict[str, Any], Days, dict[str, Any]]]:
-    """The tests of a cell: what each is, its days, and its feeders and garages."""
+    """Return the tests of a cell: identifying columns, days, and options of the backtest."""
     few = about["days_tested"]
-    # Garages of other sizes are for one policy, beside the schedulers.
+    # Only MTL and the schedulers are tested in garages of other sizes.
     sizes = () if kind not in (_SCHEDULED, "mtl") else _SIZES if few is None else _SIZES[:1]
     found = []
     for site in _SITE_NAMES:
@@ -432,7 +432,7 @@ def _measures(result: backtest.ChargingBacktest, name: str) -> dict[str, Any]:
 
 
 def _best_rules(rows: Any) -> pd.DataFrame:
-    """The best rule by each objective in each test, over all splits: a row for each test and unit."""
+    """Return the best rule over all splits for each test and unit, one per row."""
     some = rows[(rows.trained == _SCHEDULED) & rows.schedule.isin(_RULES)]
     some = some[some.unit.isin([*_UNITS.values()])]
     keys = [*_TEST, "unit"]
@@ -442,7 +442,7 @@ def _best_rules(rows: Any) -> pd.DataFrame:
 
 
 def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that a figure reads: of other objectives, those of the schedules that are compared."""
+    """Keep the rows that figures read: only compared schedules for objectives other than energy."""
     best = pd.MultiIndex.from_frame(_best_rules(rows))
     unit = rows.unit.replace({by_station: by_day for by_day, by_station in _STATIONS.items()})
     among = pd.MultiIndex.from_frame(rows[_TEST].assign(unit=unit, schedule=rows.schedule))
@@ -462,7 +462,7 @@ def _add_best(rows: Any) -> Any:
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """The study from the rows of all cells."""
+    """Return the figures from the rows of all cells."""
     rows = _add_best(rows)
     table = _summarise(rows)
     splits = settings["splits"]
@@ -481,7 +481,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _by_objective(rows: Any) -> FigureResult:
-    """Each policy by its own objective, beside the best rule for that, and by all other objectives."""
+    """Measure each policy by every objective, and compare it with the best rule for its own."""
     records, verdicts, leads = [], [], {said: {} for said in _OBJECTIVES.values()}
     best, equal, mpc = ((_SCHEDULED, name) for name in (_BEST, "equal", _MPC_FOR_COST))
     planned = dict(_whole_sites(rows[rows.capacity == _USUAL_CAPACITY]))
@@ -524,15 +524,15 @@ def _by_objective(rows: Any) -> FigureResult:
 
 
 def _whole_sites(rows: Any) -> Iterator[tuple[str, _Kwh]]:
-    """Each site's tests of ten stations together: a day's tests at several feeders are
-    one cluster, and 2019 and 2021 share no day.
+    """Pool each site's tests of ten stations. A day's tests at several feeders are one cluster;
+    2019 and 2021 share no day.
     """
     for site, test in rows[rows.stations == 10].groupby("site", sort=False):
         yield str(site), _kwh_of(test)
 
 
 def _note(table: pd.DataFrame) -> str:
-    """The policy in all tests of ten stations: leads, what a clairvoyant adds, cars left short."""
+    """Summarise all tests of ten stations: leads, gap to the clairvoyant, cars left short."""
     own, leads, beyond, short = _LEARNED["mtl"], [], [], []
     here = table[table.stations == 10]
     for _, test in here.groupby(_TEST, sort=False):
@@ -553,7 +553,7 @@ def _note(table: pd.DataFrame) -> str:
 
 
 def _kwh_of(rows: Any) -> _Kwh:
-    """The rows of one test, or the sums over several, as a table for each schedule and unit."""
+    """Sum the rows of one or several tests into a table for each method, schedule and unit."""
     some = rows[rows.unit != "all"]
     keys = ["trained", "schedule", "unit", "split", "place"]
     sums = some.groupby(keys, sort=False)[["drawn_kwh", "need_kwh"]].sum()
@@ -569,7 +569,7 @@ def _level(kwh: _Kwh, one: _Name, unit: str = "day") -> float:
 def _lead(kwh: _Kwh, first: _Name, second: _Name, unit: str = "day") -> Estimate:
     """Lead of one schedule over another, in points of the need or of another objective.
 
-    Clustered by days, by splits and, for units that add up over stations, by stations.
+    Clusters are days, splits and, for units that add up over stations, stations.
     """
     clusterings = []
     for each in (unit, _STATIONS.get(unit)):
@@ -584,7 +584,7 @@ def _lead(kwh: _Kwh, first: _Name, second: _Name, unit: str = "day") -> Estimate
 
 
 def _verdict(claim: str, kwh: _Kwh, first: _Name, second: _Name, unit: str = "day") -> Verdict:
-    """A claim that one schedule is better than another, with the levels of both."""
+    """Test the claim that one schedule is better than another; the verdict has both levels."""
     names = [_SHOWN.get(one[0], one[1]) for one in (first, second)]
     both = zip(names, (first, second), strict=True)
     levels = {name: _level(kwh, one, unit) for name, one in both}
@@ -592,7 +592,7 @@ def _verdict(claim: str, kwh: _Kwh, first: _Name, second: _Name, unit: str = "da
 
 
 def _summarise(rows: Any) -> pd.DataFrame:
-    """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
+    """Return a row per test and schedule: energy served, departing cars, MTL's lead over it."""
     found = []
     for key, test in rows.groupby(_TEST, sort=False):
         kwh, whole = _kwh_of(test), test[test.unit == "all"]
@@ -609,7 +609,7 @@ def _summarise(rows: Any) -> pd.DataFrame:
                 "cost_per_kwh": some.cost_per_kwh.mean(),
                 "days": kwh[trained, schedule, "day"].index.get_level_values("place").nunique(),
             }
-            # Network with network, and averaged networks with all others.
+            # Compare single networks with single networks, and averages with all others.
             mtl = ("mtl", _NETWORK if schedule == _NETWORK else POLICY)
             if (trained, schedule) != mtl:
                 ahead = _lead(kwh, mtl, (trained, schedule))
@@ -627,7 +627,7 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
         kwh, policy = _kwh_of(test), ("mtl", POLICY)
         found = _verdict(f"MTL serves more than the best rule ({where})", kwh, policy, best)
         mtl, rule = found.levels.items()
-        # Named beside its level, so that claims are the same for all seeds.
+        # Name the rule beside its level and not in the claim: claims are the same for all seeds.
         yield replace(found, levels=dict([mtl, (named[(*key, "day")], rule[1])]))
         if capacity == _USUAL_CAPACITY:
             claim = f"MTL serves more than {MPC} ({where})"
@@ -656,7 +656,7 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
 
 
 def _plot(table: Any) -> Figure:
-    """MTL's lead over schedulers and over other ways to learn, in every test of ten stations."""
+    """Plot MTL's lead over schedulers and other training methods in all tests of ten stations."""
     shown = {}
     for name in (
         _BEST,

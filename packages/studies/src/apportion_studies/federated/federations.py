@@ -67,21 +67,21 @@ PEERS: dict[str, aggregators.Aggregator] = {
     "server as a client": ServerClient(),
     "fine-tuned": FineTuned(),
 }
-"""FedAdam has Flower's defaults. FedYogi's step and FedAvgM's momentum are the best of several on digits;
-FedAvg's step is one of two that were tried."""
+"""Aggregators by name. FedAdam has Flower's defaults. FedYogi's step and FedAvgM's momentum are the
+best of several on digits; FedAvg's step is one of two that were tried."""
 _LEARNED = "learned"
 _DEFENCES = ("median", "trimmed mean", "Krum", "nearest-neighbour mixing")
 _SEEDS = 6
 """Seeds of each kind at `paper` scale."""
 _FEW = 5
-"""With fewer seeds an interval over seeds is no evidence."""
+"""Least number of seeds for which an interval over seeds is evidence."""
 _SCALES = {
     "quick": GradientSettings(rounds=10, samples=60, test=500),
     "paper": GradientSettings(
         pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, test=8000
     ),
 }
-"""`paper` has whole images, more of them, and more rounds."""
+"""`paper` has images at full resolution, more samples and more rounds."""
 
 _Found = dict[str, dict[str, np.ndarray]]
 """Test accuracy (kinds, seeds) after the last round, by scenario and method."""
@@ -89,11 +89,11 @@ _Found = dict[str, dict[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class _Scenario:
-    """What federations of all kinds have in common."""
+    """Settings that federations of all kinds share."""
 
     model: str = "perceptron"
     samples: int = 200
-    """Samples of the server."""
+    """Number of samples that the server has."""
     clients: int = 10
     participation: float = 1.0
     methods: tuple[str, ...] = (*PEERS, _LEARNED)
@@ -112,13 +112,13 @@ _SCENARIOS = {
     "50 clients": _Scenario(clients=50, methods=_ALL),
     "100 clients, a tenth a round": _Scenario(clients=100, participation=0.1, methods=_ALL),
 }
-"""By name, the column `circumstance` of rows and table."""
+"""Scenarios by name, which is the column `circumstance` of rows and table."""
 
 
 def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
-    """All kinds, aggregators and scenarios; `paper` needs as many images as MNIST has, and a GPU.
+    """Plan all kinds, aggregators and scenarios; `paper` needs a GPU and as many images as MNIST.
 
-    `quick` tries four kinds and methods in one scenario.
+    `quick` runs four kinds and six methods in one scenario.
     """
     if scale == "paper" and digits is None:
         raise InputError(
@@ -194,7 +194,7 @@ def _compute_federations(
     federation, tasks = unseen_world(
         here, digits, wanted, samples=own.samples, participation=own.participation
     )
-    # A cell's first model, batches and server's samples: the same for every aggregator.
+    # Each key determines first model, batches and server samples, the same for every aggregator.
     keys = [
         jax.random.fold_in(jax.random.key(1000 + cell["seed"]), list(KINDS).index(cell["kind"]))
         for cell in cells
@@ -210,7 +210,7 @@ def _compute_federations(
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """Table, verdicts and figure; a seed is an experiment."""
+    """Return table, verdicts and figure; each seed is an experiment."""
     kinds = list(dict.fromkeys(rows["kind"]))
     last = rows[rows["round"] == rows["round"].max()]
     found: _Found = {}
@@ -257,35 +257,35 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _harmless(where: str, gains: dict[str, Estimate]) -> Verdict:
-    """Whether none of these kinds is below FedAvg by more than .003, or significantly."""
-    # Report a kind that refutes the claim, if there is one, otherwise the nearest.
+    """Test that none of these kinds is below FedAvg by more than .003, or significantly."""
+    # Report a kind that refutes the claim, otherwise the one that is closest to refuting it.
     sure = [kind for kind in gains if gains[kind].high < -0.003]
     nearest = min(sure or gains, key=lambda kind: gains[kind].low)
     shown = gains[nearest]
     claim = f"{where} below FedAvg by more than .003"
-    # Named beside its gain, so that claims are the same for all seeds.
+    # Name the kind beside its gain and not in the claim: claims are the same for all seeds.
     levels = {nearest: shown.value}
     within = Verdict.of_all(claim, [*gains.values()], above=-0.003, paper=False, levels=levels)
     if sure:
         ends = (shown.low, shown.high)
         within = replace(within, estimate=shown.value, interval=ends)
-    # A kind that is significantly below, even by little, refutes the claim.
+    # A kind that is significantly below FedAvg refutes the claim, however small the difference.
     harmed = any(gain.high < 0 for gain in gains.values())
     return replace(within, holds=within.holds and not harmed)
 
 
 def _skew(kind: str) -> str:
-    """How labels are split in a kind, without its faults and schedules."""
+    """Return the label split of a kind, without its faults and schedules."""
     return kind.partition("+")[0]
 
 
 def _over_seeds(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """The mean over these kinds of first - second, (kinds, seeds); a seed is a unit."""
+    """Mean over kinds of `first - second`, both (kinds, seeds); its interval is over seeds."""
     return compare(first.mean(0), second.mean(0))
 
 
 def _where_beaten(table: Any) -> list[str]:
-    """Rivals significantly ahead in the mean of kinds, and kinds with FedAvg significantly ahead."""
+    """List rivals significantly ahead in the mean of kinds, and kinds on which FedAvg is."""
     behind = table[(table["ahead high"] < 0) & table.method.isin(_RIVALS)]
     in_mean = behind[behind.kind == "mean of kinds"]
     by_kind = behind[(behind.method == "FedAvg") & ~behind.kind.str.startswith("mean ")]
@@ -328,7 +328,7 @@ def _verdicts(found: _Found, kinds: list[str]) -> Iterator[Verdict]:
         defences = [name for name in _DEFENCES if name in methods]
         if attacked and defences:
             best = max(defences, key=lambda name: float(methods[name][attacked].mean()))
-            # The best is chosen by the same numbers, so the claim is tested for every defence.
+            # The same numbers choose the best defence, so test the claim against every defence.
             gaps = [_over_seeds(ours[attacked], methods[name][attacked]) for name in defences]
             both = {name: float(methods[name][attacked].mean()) for name in (_LEARNED, best)}
             claim = f"{scenario}: among attackers within .005 of the best defence, {best}"

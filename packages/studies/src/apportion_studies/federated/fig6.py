@@ -51,7 +51,7 @@ from apportion.tasks import Task
 from apportion.trees import stack, take
 
 _PAPER, _OURS, _RICHER = "raw", "accuracy", "rich"
-"""State of a client: the paper's, centred and scaled, and a richer one."""
+"""States of a client: the paper's accuracies, centred and scaled accuracies, and a richer state."""
 _STATES = {_PAPER: "", _OURS: ", centred state", _RICHER: ", rich state"}
 _ALIKE, _UNLIKE = "alike", "unlike"
 _Arm = tuple[str, str, str]
@@ -69,26 +69,26 @@ _ARMS: dict[Scale, tuple[_Arm, ...]] = {
     ),
 }
 _EQUAL, _INFORMED = 0.2, 0.45
-"""Share of the minority under FedAvg (2 of 10 clients), and for a server that knows it."""
+"""Share of the minority under FedAvg (2 of 10 clients), and if the server knows the minority."""
 _TOTALS = (_EQUAL, 0.3, _INFORMED, 0.6)
-"""Fixed shares on the minority."""
+"""Fixed shares of the minority."""
 _SEEDS, _TESTED, _UPDATES = 12, 16, 10
 """Seeds at paper size, test tasks of each, and updates of a policy."""
 _TOGETHER = 4
-"""Seeds of one program, limited by GPU memory; the first ones have the learning curve."""
+"""Seeds per program, limited by GPU memory; the first program also has the learning curve."""
 _FEWER_SEEDS: dict[_Arm, int] = {
     (_ALIKE, _OURS, "stl"): 8,
     (_ALIKE, _OURS, "mtl"): 8,
     (_ALIKE, _RICHER, "mtl"): _TOGETHER,
     (_UNLIKE, _OURS, "pmtl"): _TOGETHER,
 }
-"""Seeds of arms that test our additions."""
+"""Number of seeds of the arms that have fewer than `_SEEDS`."""
 _AT_ONCE, _EXACT, _BLOCK = 2, "float32", 100
-"""Seeds that are tested at once; the exact precision, and images at once in it, limited by GPU memory."""
+"""Runs tested at once; the exact precision, and its images per block, limited by GPU memory."""
 
 
 def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
-    """The cells; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
+    """Plan the cells; `quick` takes minutes on two cores, `paper` needs a GPU and all of MNIST."""
     if scale == "paper":
         if digits is None:
             raise InputError("figure 6 at paper size needs the whole of MNIST: give --images FILE")
@@ -147,8 +147,8 @@ def _compute_fig6(
 
     Cells with the same seed and method but fewer updates are earlier states of one policy.
 
-    Task 0 is the first training task, the only one of single-task learning; the clients of the others
-    are unseen.
+    Task 0 is the first training task, the only one that single-task learning uses. The clients of
+    all other tasks are unseen.
     """
     here = replace(settings, state=cells[0]["state"], unlike=cells[0]["tasks"] == _UNLIKE)
     digits = data.read_digits(here) if digits is None else digits
@@ -197,7 +197,7 @@ def _compute_fig6(
 
 
 def _sets_of(federation: Federation) -> tuple[PyTree, PyTree]:
-    """The leaves that `_redrawn` replaces."""
+    """Return the leaves that `_redrawn` replaces."""
     return federation.evaluation, federation.test
 
 
@@ -232,7 +232,7 @@ _Curves = dict[tuple[str, str, str], np.ndarray]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """The study of the cells' rows."""
+    """Return the figure from the rows of all cells."""
 
     def label(
         method: str, total: float, state: str, tasks: str, updates: int, precision: str
@@ -250,7 +250,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     rows = rows.assign(all=every, clients=np.where(rows.task == 0, "own", "unseen"))
     kinds = rows[["method", "total", "state", "tasks", "updates", "precision"]].to_numpy()
     rows = rows.assign(label=[label(*values) for values in kinds])
-    # FedAvg, the learned ones, the fixed shares.
+    # Order: FedAvg, learned aggregation, fixed shares.
     names = sorted(
         dict.fromkeys(rows.label), key=lambda name: (name != "FedAvg", name.startswith("fixed"))
     )
@@ -306,15 +306,15 @@ def _by_round(rows: Any, columns: list[str]) -> np.ndarray:
 def _measured(
     curves: _Curves, name: str, clients: str = "unseen", images: str = "all", *, along: bool = False
 ) -> np.ndarray:
-    """Each seed's accuracy after the last round, or the mean over the rounds: the tasks of a seed share
-    its policy and are one unit.
+    """Return each seed's accuracy after the last round, or (`along`) its mean over the rounds. The
+    tasks of a seed share a policy, so a seed is one unit.
     """
     own = curves[name, clients, images]
     return (own.mean(-1) if along else own[..., -1]).mean(-1)
 
 
 def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
-    """The paper's claims, then the effect of each departure, for the methods in `curves`."""
+    """Yield the paper's claims, then the effect of each departure, for the methods in `curves`."""
     ours, rich, unlike = _STATES[_OURS], _STATES[_RICHER], f"{_STATES[_OURS]}, unlike tasks"
     final, along = "final test accuracy", "mean accuracy over the rounds"
     names = {name for name, _, _ in curves}
@@ -325,7 +325,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
         }
         if {first, second} <= names:
             found = {name: _measured(curves, name, *where, **options) for name in (first, second)}
-            # Arms of fewer seeds have the first ones.
+            # Arms with fewer seeds have the first seeds of the others.
             least = min(map(len, found.values()))
             found = {name: own[:least] for name, own in found.items()}
             levels = {name: float(own.mean()) for name, own in found.items()}
@@ -371,7 +371,7 @@ def _verdicts(curves: _Curves, everything: str) -> Iterator[Verdict]:
 
 
 def _plot(curves: _Curves, shares: dict[str, np.ndarray]) -> Figure:
-    """Test accuracy by round, and the share of each client."""
+    """Plot the test accuracy and the share of each client by round."""
     figure, (left, *right) = panels(12, 3.8, 3)
     mean = {
         name: own.mean((0, 1))

@@ -1,4 +1,4 @@
-"""Aggregators that the learned one is compared with, beside those of the library.
+"""Peers of the learned aggregation that the library does not provide.
 
 Defences against byzantine clients (Krum, Blanchard et al. 2017; nearest-neighbour mixing, Allouah et al.
 2023), server optimisers (FedAdam and FedYogi, Reddi et al. 2021), and methods that learn from the server's
@@ -106,7 +106,7 @@ class GradientShares(Memoryless):
     """Shares by gradient descent on the server's loss, regularised towards FedAvg's, with momentum."""
 
     momentum: float = eqx.field(static=True, default=0.5)
-    """Momentum of the server."""
+    """Server momentum."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         federation, samples = received.federation, received.samples

@@ -32,8 +32,8 @@ SMALL |= {"learning_rate": 3e-3}
 POINTS = "points a year"
 """Unit of every gain of the portfolio studies: 100 times the log growth a year, net of costs.
 
-Policies learn to maximise log growth, it adds up over years, and a difference of two growths does not
-depend on how much the market itself grew, as one of two returns does.
+Policies maximise log growth, which adds up over years. Unlike a difference of two returns, a
+difference of two log growths does not depend on how much the market itself grew.
 """
 SURVIVORSHIP = (
     "The instruments are those that were large when the data was gathered (survivorship), and each "
@@ -46,18 +46,18 @@ class _Runs(NamedTuple):
 
     experiment: np.ndarray
     pair: np.ndarray
-    """Index of its (experiment, year) pair; experiments vary slowest."""
+    """Index of each run's (experiment, year) pair; experiments vary slowest."""
     lengths: Int[Array, " runs"]
-    """Periods it may learn from."""
+    """Number of periods that each run may learn from."""
     starts: Int[Array, " runs"]
-    """Row of the first day of its test year."""
+    """Row of the first day of each run's test year."""
     days: Int[Array, " runs"]
-    """Days of its test year."""
+    """Number of days in each run's test year."""
 
 
 @dataclass(frozen=True, eq=False)
 class Experiments:
-    """Experiments by test years on one market, each with its own held-out instruments."""
+    """Experiments on one market and several test years; each holds out its own instruments."""
 
     own: Task
     """Each experiment's tasks to train on."""
@@ -80,9 +80,9 @@ class Experiments:
         own: int,
         shown: int,
     ) -> "Experiments":
-        """Training on all days before the last test year, testing with exact costs.
+        """Train on all days before the last test year, and test with exact costs.
 
-        Each experiment has `own` tasks to train on, and `shown` of the held-out instruments.
+        Each experiment has `own` training tasks and `shown` tasks of its `held_out` instruments.
         """
         seeds = seeds_of(settings.seed, experiments)
         halves = [split_entities(len(prices.tickers), held_out, seed=seed) for seed in seeds]
@@ -121,7 +121,7 @@ class Experiments:
 
 
 def seeds_of(seed: int, count: int) -> range:
-    """Seeds of the parts of a study; studies with different seeds share none.
+    """Return the seeds of a study's parts; studies with different seeds share none.
 
     >>> seeds_of(0, 3), seeds_of(1, 3)
     (range(0, 3), range(1000, 1003))
@@ -130,7 +130,7 @@ def seeds_of(seed: int, count: int) -> range:
 
 
 def doubling(first: int, end: int) -> set[int]:
-    """Numbers of updates after which policies are tested: the first, its doubles, and the end.
+    """Return numbers of updates after which policies are tested: `first`, its doubles, and `end`.
 
     >>> sorted(doubling(100, 1000))
     [100, 200, 400, 800, 1000]
@@ -140,7 +140,7 @@ def doubling(first: int, end: int) -> set[int]:
 
 
 def stopped(rows: Any, arm: Sequence[str]) -> Any:
-    """The rows of policies stopped at the number of updates that was best in the year before.
+    """Select rows by early stopping: the number of updates that was best in the year before.
 
     Parameters
     ----------
@@ -153,9 +153,9 @@ def stopped(rows: Any, arm: Sequence[str]) -> Any:
     Returns
     -------
     DataFrame
-        Rows of all years but the first. Each arm has one number of updates for an experiment and year:
-        the one with the highest mean gain, on own tasks in the year before, of the policies of the same
-        arm and experiment that learned from the days before that year.
+        Rows of all years but the first. Each arm, experiment and year has one number of updates:
+        the one with the highest mean gain on own tasks in the year before, for policies of the same
+        arm and experiment that learned from the days before that earlier year.
     """
     place = [*arm, "experiment", "year"]
     own = rows[rows.tested == "own"].groupby([*place, "step"]).gain.mean()
@@ -164,7 +164,7 @@ def stopped(rows: Any, arm: Sequence[str]) -> Any:
 
 
 def share_of_years(gap: Any) -> float:
-    """Share of the variance of a gap's mean, experiments by years, that is due to the years.
+    """Return the share of the years in the variance of the mean of a gap (experiments, years).
 
     >>> share_of_years(pd.DataFrame([[1.0, 5.0, 9.0], [1.0, 5.0, 9.0]]))
     1.0
@@ -181,9 +181,9 @@ def share_of_years(gap: Any) -> float:
 
 
 def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
-    """Apply `follow` to each policy with its own slice of the others.
+    """Apply `follow` to each policy with its own slice of `others`.
 
-    A few run at a time, because the price windows of all of them do not fit in memory.
+    Only `at_once` run at a time, because the price windows of all policies do not fit in memory.
     """
     arrays, rest = eqx.partition(policies, eqx.is_array)
 
@@ -195,8 +195,8 @@ def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, a
 
 
 def at_once(tasks: Task) -> int:
-    """Number of policies with such tasks to walk through a market together: a thousand walks fit in
-    memory and take hardly longer than one.
+    """Return how many policies with these tasks to walk together through a market. A thousand walks
+    fit in memory and take hardly longer than one.
 
     >>> at_once(Task(jnp.broadcast_to(jnp.arange(10), (70, 30, 10)), jnp.ones((70, 30, 10), bool)))
     33

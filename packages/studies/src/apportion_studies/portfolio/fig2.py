@@ -43,16 +43,16 @@ _SCALES = {
     "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, held_out=7, **SMALL)),
     "paper": (10, PortfolioSettings.paper(method="stl", held_out=18)),
 }
-"""Watched runs, and how they are trained."""
+"""Number of recorded runs, and their training settings."""
 
 
 def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A cell for each watched run."""
+    """Plan a cell for each recorded run."""
     prices = embedded_prices() if prices is None else prices
     count, settings = _SCALES[scale]
     settings = replace(settings, seed=seed)
     if scale == "quick":
-        # Eight years show the same as all of them in a third of the time.
+        # Eight years give the same result as all years in a third of the time.
         prices = prices.since(f"{prices.years()[-1] - 8}-01-01")
     cells = tuple(Cell(f"run-{run}", {"run": run}) for run in range(count))
     about = {"data": prices.summary(), "runs": count, **vars(settings)}
@@ -62,7 +62,7 @@ def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 def _compute(
     prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """A row for every 50 steps of every run: the columns of `_watched`, and reward_change."""
+    """Yield a row for every 50 steps of a run: the columns of `_watched`, and `reward_change`."""
     market = training.training_market(prices.until(f"{prices.years()[-1]}-01-01"), s)
     runs = [cell["run"] for cell in cells]
     seen, _ = split_entities(len(prices.tickers), s.held_out, seed=s.seed)
@@ -72,7 +72,7 @@ def _compute(
     found = [policies]
 
     def on_chunk(chunk: Chunk) -> None:
-        # A copy: the next chunk writes over this one's arrays.
+        # Copy, because the next chunk overwrites these arrays.
         found.append(jax.tree.map(jnp.copy, chunk.policy))
         if chunk.step % (20 * _EVERY) == 0:
             progress(f"single-task runs: step {chunk.step}", chunk.step / chunk.steps)
@@ -83,7 +83,7 @@ def _compute(
         s,
         policy_keys=keys,
         run_keys=keys,
-        # Without smoothing the recorded score is the batch's own.
+        # Without smoothing, the recorded score is that of the minibatch.
         priority=replace(s, smoothing=0.0).priority(1.0),
         chunks=Chunks(_EVERY, on_chunk=on_chunk),
     )
@@ -96,8 +96,8 @@ def _compute(
 
 
 def _watched(metrics: Any) -> pd.DataFrame:
-    """Every 50 steps of every run (column `run`): the highest score of their minibatches, and the first
-    minibatch's own score and gradient norm.
+    """For every 50 steps of a run, return the highest score of a minibatch, and the score and
+    gradient norm of the first minibatch.
 
     A step records the score that its task was drawn with, so the score of its minibatch is in the next
     step of the run. The first recorded score is the initial priority.
@@ -112,7 +112,7 @@ def _watched(metrics: Any) -> pd.DataFrame:
 
 @eqx.filter_jit
 def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Array, "times runs"]:
-    """Mean reward a year over the whole training episode, each run's policies on its task."""
+    """Return the mean yearly reward of each run's policies on its task, over the training days."""
 
     def one(policy, task):
         return walk_policy(policy, market, task, chunk=512).log_return.mean() * TRADING_DAYS
@@ -124,7 +124,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> Float[Arr
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
-    """Spearman's correlation; with `given`, of the ranks after removing a smooth curve in it.
+    """Return Spearman's correlation; if `given`, first remove a smooth curve in it from the ranks.
 
     >>> _rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
     1.0
@@ -137,7 +137,7 @@ def _rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = N
 
 
 def _smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
-    """Basis of the cubic splines in time with `pieces` equal pieces (times, curves).
+    """Return a basis (times, curves) of the cubic splines in time with `pieces` equal pieces.
 
     Removing only a straight line would leave the curvature in training time, and two quantities with
     similar curvature would appear correlated.
@@ -153,7 +153,7 @@ def _smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """The study from the watched runs."""
+    """Return the figure from the recorded runs."""
     table = rows[["run", "step", "score", "reward_change", "batch_score", "gradient_norm"]]
     runs = [run for _, run in table.groupby("run")]
     verdicts = []
@@ -162,7 +162,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         ("a minibatch's score and gradient norm", "batch_score", "gradient_norm"),
     ):
         for given in (False, True):
-            # A gradient's norm is its own absolute value.
+            # A gradient norm is never negative, so `abs` does not change it.
             correlations = [
                 _rank_correlation(run[score], run[column].abs(), run.step if given else None)
                 for run in runs

@@ -77,9 +77,9 @@ _MULTI = ("mtl", "pmtl")
 _FROM, _UP_TO = 0.3, 0.2
 """Fractions of tasks: priorities should help above the first, and not below the second."""
 _LITTLE = 1.0
-"""Fewer points a year are not much."""
+"""Points a year below which prioritising does not help much."""
 _SINGLE_TOGETHER = 10
-"""Experiments whose single-task policies are one program, limited by GPU memory."""
+"""Largest number of experiments per program of single-task policies, limited by GPU memory."""
 _VALUES = ["gain", "sharpe", "equal_sharpe"]
 _EPOCHS, _UPDATES, _STOPPED = "equal epochs", "equal updates", "stopped early"
 _TESTED = {"own": "own tasks", "held-out": "held-out instruments"}
@@ -98,7 +98,7 @@ class _GridSize:
     """Numbers of tasks T, few and many; each of the many tasks has a single-task policy."""
     held_out: int
     long: int
-    """Number of first tasks whose single-task policies have the updates of a policy of few tasks."""
+    """Number of tasks whose single-task policies get as many updates as a policy of few tasks."""
     shown: int
     """Tasks of held-out instruments a policy is tested on."""
     epoch: int
@@ -106,10 +106,10 @@ class _GridSize:
     epochs: int
     """Number of epochs, each with an evaluation."""
     mark: int
-    """Updates before the first evaluation, a divisor of `epoch`; each later number is doubled."""
+    """Updates before the first evaluation, a divisor of `epoch`; later numbers are its doubles."""
     replicates: tuple[int, int]
-    """Training seeds of a multi-task policy; the second number is for many tasks before the last two
-    years."""
+    """Number of training seeds of a multi-task policy; the second is for many tasks before the last
+    two years."""
 
     def within(self, prices: Prices) -> "_GridSize":
         """Restrict the grid to the years of the data, and check the number of instruments."""
@@ -140,19 +140,19 @@ class _GridSize:
         return self.years[0] - 1, *self.years
 
     def updates(self, method: str, count: int) -> int:
-        """Updates of a policy in an epoch; long single-task policies have those of few tasks."""
+        """Return a policy's updates per epoch; `long` single-task ones have those of few tasks."""
         shared = count if method != "stl" else 1 if count == max(self.counts) else min(self.counts)
         return self.epoch * shared
 
     def marks(self, method: str, count: int) -> set[int]:
-        """Numbers of updates after which a policy is tested: geometric ones, and its epochs."""
+        """Return after how many updates a policy is tested: doublings, equal updates and epochs."""
         every = self.updates(method, count)
         end, shared = self.epochs * every, self.epochs * self.epoch * min(self.counts)
         common = doubling(self.mark, end) | {min(shared, end)}
         return common | set(range(every, end + 1, every))
 
     def seeds(self, method: str, count: int, year: int) -> int:
-        """Training seeds of a cell."""
+        """Return the number of training seeds of a cell."""
         early = count == max(self.counts) and year < self.years[-1] - 1
         return self.replicates[early] if method in _MULTI else 1
 
@@ -188,7 +188,7 @@ _SCALES = {
 
 
 def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """The grid behind both figures, the longest programs first."""
+    """Plan the grid behind all figures, with the longest programs first."""
     prices = embedded_prices() if prices is None else prices
     size = _SCALES[scale].within(prices)
     size = replace(size, settings=replace(size.settings, seed=seed))
@@ -213,13 +213,13 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
                 cells.append(Cell(name, values | {"replicate": replicate}, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), "tasks": own.pop("counts"), **own}
-    # Epochs and cells replace these two.
+    # The epochs and the cells replace these two settings.
     del about["steps"], about["method"]
     return Plan("fig3-4", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
 def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
-    """Rows of the cells of one program, trained in one vmap and tested at every epoch."""
+    """Train the cells of one program in one `vmap`, and yield the rows of all their evaluations."""
     s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
     counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
     known = Experiments.of(prices, s, size.walked, size.experiments, **counts)
@@ -274,14 +274,14 @@ def _compute(prices: Prices, size: _GridSize, cells: Sequence[Cell], progress: O
 
 
 def _rows(values: dict[str, Any], equal: dict[str, Any], cells: int) -> pd.DataFrame:
-    """Gains over Equal CRP after some updates: each own task, and the mean of the held-out tasks."""
+    """Return gains over Equal CRP for each own task and for the mean of the held-out tasks."""
     frames = []
     for kind in values:
         (growth, sharpe), (base, base_sharpe) = map(np.asarray, (values[kind], equal[kind]))
         found = np.stack(
             [100 * (growth - base), sharpe, np.broadcast_to(base_sharpe, sharpe.shape)]
         )
-        # The single-task policies of a cell are its tasks.
+        # Each single-task policy of a cell has one of its tasks.
         found = found.reshape(len(_VALUES), cells, -1)
         if kind == "held-out":
             found = found.mean(-1, keepdims=True)
@@ -365,7 +365,7 @@ class _Arms:
     few: int
     many: int
     long: int
-    """Number of single-task policies with the updates of a policy of few tasks."""
+    """Number of single-task policies with as many updates as a policy of few tasks."""
     years: list[int]
     """Test years."""
     ends: dict[_Arm, int]
@@ -390,17 +390,17 @@ class _Arms:
 
     @property
     def shown(self) -> dict[str, _Arm]:
-        """Arms, and lazy Equal CRP, which learns nothing, by name."""
+        """Arms by name, and lazy Equal CRP, which does not learn."""
         arms = {_name(arm): arm for arm in (self.single, *self.multi)}
         return arms | {"lazy Equal CRP": (LAZY, 0)}
 
     @property
     def equal(self) -> int:
-        """The updates of every policy at equal updates."""
+        """Updates of every policy under the protocol of equal updates."""
         return self.ends["mtl", self.few]
 
     def protocols(self, rows: Any) -> dict[str, Any]:
-        """The rows of test years by protocol; the arms have the same names in all."""
+        """Return the rows of test years by protocol; arms have the same names in every protocol."""
         tested = rows[rows.year.isin(self.years)]
         short = rows[(rows.method != "stl") | (rows.tasks == self.many)]
         last = short.groupby(["method", "tasks"]).step.transform("max")
@@ -413,7 +413,7 @@ class _Arms:
         }
 
     def at_equal_epochs(self, first: _Arm, second: _Arm) -> str:
-        """The paper's protocol in words."""
+        """Describe the paper's protocol and the updates of both arms, for a claim."""
         return f"at equal epochs ({self.ends[first]:,} updates against {self.ends[second]:,})"
 
 
@@ -432,7 +432,7 @@ def _summary(table: Any, known: _Arms) -> pd.DataFrame:
 
 
 def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterator[Verdict]:
-    """Whether a gap is positive, or within bounds: in the last year (the paper's), then over all years."""
+    """Test if a gap is positive or within bounds, in the last year (the paper's) and over all."""
     first, last = gap.values.columns[0], gap.values.columns[-1]
     for words, years, whose in (
         (f"in {last}", [last], paper),
@@ -445,7 +445,7 @@ def _by_years(claim: str, gap: _Gap, *, paper: bool, **bounds: float) -> Iterato
 
 
 def _sharpe_verdicts(rows: Any, known: _Arms) -> Iterator[Verdict]:
-    """Whether trained policies have a higher Sharpe ratio than Equal CRP, over all years."""
+    """Test if trained policies have a higher Sharpe ratio than Equal CRP over all years."""
     [kind] = rows.tested.unique()
     for arm in known.multi:
         found = over_rows_and_columns(_gap(rows, arm, column="sharpe_gain").values)
@@ -530,13 +530,13 @@ def _over_single(rows: Any, arm: _Arm, known: _Arms) -> Any:
         for one in (arm, known.single)
     ]
     gaps = (both[0] - both[1]).dropna().unstack("task")
-    # Rounded, so that 0.3 is 0.3.
+    # Round, so that the comparison with 0.3 is exact.
     fractions = np.round(np.arange(1, arm[1] + 1) / arm[1], 9)
     return pd.DataFrame(-np.sort(-gaps.to_numpy(), axis=1), gaps.index, fractions)
 
 
 def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult:
-    """Every arm under three protocols, and every difference of two arms."""
+    """Compare the arms with Equal CRP and with one another, under three protocols."""
     few, many = ("pmtl", known.few), ("pmtl", known.many)
     pairs: list[tuple[_Arm, _Arm | None]] = [(arm, None) for arm in (known.single, *known.multi)]
     pairs += [(arm, known.single) for arm in known.multi]
@@ -581,9 +581,9 @@ def _conclude_protocols(protocols: dict[str, Any], known: _Arms) -> FigureResult
 
 
 def _plot_learning(own: Any, rows: Any, known: _Arms) -> Figure:
-    """Learning curves by number of tasks, as in the caption: mean over experiments of the last year with
-    the interquartile range, and dashed the mean of all years; then the gain over STL that each fraction
-    of tasks reaches at least.
+    """Plot learning curves by number of tasks, and the fraction of tasks above each gain over STL.
+    As in the paper's caption, a curve is the mean over the last year's experiments, with the
+    interquartile range. Dashed curves are means over all years.
     """
     figure, (*curves, fractions) = panels(13, 4, 3)
     last = known.years[-1]

@@ -41,20 +41,20 @@ from apportion_studies.portfolio.experiments import POINTS, SMALL, each_policy, 
 
 @dataclass(frozen=True)
 class _Size:
-    """How large the study is, and how policies are trained."""
+    """Size of the study, and training settings of its policies."""
 
     settings: PortfolioSettings
     policies: int
-    """Multi-task policies, each with its own instruments, tasks and seed."""
+    """Number of multi-task policies, each with its own instruments, tasks and seed."""
     watched: int
-    """Tasks of each that also have a single-task policy."""
+    """Number of tasks of each multi-task policy that also have a single-task policy."""
     updates: int
-    """Updates of a task in an epoch."""
+    """Updates per task in an epoch."""
     epochs: tuple[int, int]
     """Numbers of epochs after which policies are tested, few and many."""
 
     def stages(self, method: str) -> dict[str, int]:
-        """Updates after which a policy is tested, by their names in the rows."""
+        """Return after how many updates a policy is tested, by name in the rows."""
         tasks = self.settings.tasks if method == "pmtl" else 1
         found = {
             f"{method}, {when}": tasks * self.updates * epochs
@@ -88,7 +88,7 @@ _SCALES = {
 
 
 def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A cell for each multi-task policy, and one for each single-task policy."""
+    """Plan a cell for each multi-task policy and for each single-task policy."""
     prices = embedded_prices() if prices is None else prices
     size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
@@ -101,7 +101,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
         Cell(f"task-{p}-{t}", {"method": "stl", "policy": p, "tasks": [t]}, "single-task")
         for p, t in product(range(policies), tasks)
     ]
-    # The updates of a policy are those of its stages.
+    # `stages` replaces this number of updates.
     own = {name: value for name, value in vars(size.settings).items() if name != "steps"}
     about = {"data": prices.summary(), **own}
     about |= {name: value for name, value in vars(size).items() if name != "settings"}
@@ -110,7 +110,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 
 
 def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
-    """The last year of the data under each cell's policy: a row for each method, policy, task and day.
+    """Walk each policy through the last year; yield a row for each method, policy, task and day.
 
     A row has the net log return minus Equal CRP's, the deviation from equal shares, and all shares.
     """
@@ -174,14 +174,14 @@ def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnPro
 
 @eqx.filter_jit
 def _walk_each(policies: Policy, market: Market, tasks: Task) -> Walk:
-    """Each task under its own policy."""
+    """Walk each task with its own policy."""
     return each_policy(
         lambda policy, task: walk_policy(policy, market, task), policies, tasks, at_once=8
     )
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """The study from the walks."""
+    """Return the figure from the rows of all walks."""
     table = rows.drop(columns="cell", errors="ignore")
     deviation, gain = (_by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
     gain = {name: 100 * table.date.nunique() * values for name, values in gain.items()}
@@ -206,9 +206,9 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
-    """Values of a column by policy and month; the mean of such a table is the mean over all days.
+    """Return a column by policy and month, scaled so that its mean is the mean over all days.
 
-    The tasks of a policy share it and its instruments; the days of a month share a market.
+    Policies and months are the units: a policy's tasks share instruments, a month's days a market.
     """
     month = table.date.str[:7].rename("month")
     keys = [table.method, table.policy, month]
@@ -232,9 +232,9 @@ def _mark_drawn(rows: Any) -> pd.DataFrame:
 def _verdicts(
     table: Any, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
 ) -> Iterator[Verdict]:
-    """Claims about each single-task policy, from values by policy and month.
+    """Yield claims about each single-task policy, from values by policy and month.
 
-    Then whether a policy gains more on days on which it deviates more than on average.
+    The last claims are that a policy gains more on days on which it deviates more than on average.
     """
     for name, (multi, single) in _PAIRS.items():
         paper = name != _EQUAL_UPDATES
@@ -261,7 +261,7 @@ def _verdicts(
 
 
 def _plot(table: Any) -> Figure:
-    """Gain over Equal CRP, then the allocations of both policies."""
+    """Plot the gain over Equal CRP, and the allocations of both policies."""
     rows = table[table.drawn]
     figure, axes = panels(14, 4.2, 3, frame=True)
     for name, colour in zip((*_DRAWN, _EQUAL_UPDATES), ("C1", "C0", "0.7"), strict=True):

@@ -79,9 +79,9 @@ _ARMS = (_OURS, *_DEPARTURES, _LITERAL)
 _NOISE = 0.1
 """Standard deviation of the noise on the scores while acting."""
 _NEAR = 0.02
-"""A policy with a smaller mean deviation has not left equal shares; as in Figure 5."""
+"""Mean deviation below which a policy has not left equal shares, as in Figure 5."""
 _TOLERANCE = 3.0
-"""If a value moves the gain by more points a year, results depend on it."""
+"""Change of the gain, in points a year, above which results depend on a value."""
 _JIANG = "as in the code published by Jiang et al. (2017), which the paper follows"
 _WHY = {
     "window": f"H; {_JIANG}",
@@ -91,7 +91,7 @@ _WHY = {
     "recency": f"rate of the geometric distribution of n_b; {_JIANG}",
     "optimiser": f"Adam; {_JIANG}",
 }
-"""The values that the paper leaves open, and the source of ours."""
+"""Settings that the paper leaves open, and the sources of our values."""
 _PLAIN = "plain gradient"
 _UNSCALED = optax.identity()
 _RATES = (1, 100, 10_000)
@@ -106,18 +106,18 @@ class _Variant:
     back: tuple[str, ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
     setting: str = ""
-    """The changed value, if it is one that the paper leaves open."""
+    """The changed setting, if the paper leaves its value open."""
 
     @property
     def program(self) -> str:
-        """Runs that differ in learning rate and cost alone are one program."""
+        """Name of the program; runs that differ only in learning rate or cost share one."""
         if self.setting in ("learning_rate", "cost"):
             return _OURS
         return _PLAIN if self.setting == "optimiser" else self.name
 
 
 def _variants(s: PortfolioSettings) -> dict[str, _Variant]:
-    """All of them by name, ours first."""
+    """Return all variants by name, ours first."""
     found = [_Variant(_OURS), *(_Variant(one, (one,)) for one in _DEPARTURES[:-1])]
     found += [_Variant(_STOPS, (_ACTED, _STOPS)), _Variant(_LITERAL, _DEPARTURES)]
     for name, (word, factor) in product(list(_WHY)[:-1], (("halved", 0.5), ("doubled", 2.0))):
@@ -132,21 +132,21 @@ def _variants(s: PortfolioSettings) -> dict[str, _Variant]:
 
 @dataclass(frozen=True)
 class _LiteralSize:
-    """How large the study is."""
+    """Size of the study."""
 
     settings: PortfolioSettings
     experiments: int
     year: int
     held_out: int
     own: int
-    """Own tasks that are tested; single-task policies learn one of them each."""
+    """Number of own tasks that are tested; each single-task policy learns one of them."""
     shown: int
     """Tasks of held-out instruments that are tested."""
     epoch: int
     """Updates for each task in an epoch."""
     epochs: int
     acted: int
-    """n_e of arms that act."""
+    """Acted periods (n_e) of the arms that act."""
 
 
 _SCALES = {
@@ -156,7 +156,7 @@ _SCALES = {
 
 
 def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A cell for each variant, method and experiment; those that act, the longest, first."""
+    """Plan a cell for each variant, method and experiment; the slowest, arms that act, first."""
     prices = embedded_prices() if prices is None else prices
     size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
@@ -172,7 +172,7 @@ def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = No
         cells.append(Cell(f"{method}-{name}-{experiment}", values, program))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     about = {"data": prices.summary(), **vars(size.settings), **own, "noise": _NOISE}
-    # Epochs and cells replace these two.
+    # The epochs and the cells replace these two settings.
     del about["steps"], about["method"]
     return Plan("literal", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
@@ -180,8 +180,8 @@ def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = No
 def _remembered(
     problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
 ) -> BatchRollout:
-    """`lookback` with every reward computed in the remembered state: no gradient reaches an allocation
-    through the drift and cost of the next period.
+    """Apply `lookback`, but compute every reward in the remembered state: no gradient reaches an
+    allocation through the drift and cost of the next period.
     """
     rolled = lookback(problem, task, policy, batch, key)
     keys = jax.random.split(key, batch.rows.shape[0])
@@ -194,14 +194,14 @@ def _remembered(
 
 
 class _AsPrinted(Learner):
-    """`Direct` as Algorithm 1 prints it, with its score and its use of memory."""
+    """`Direct` with options for the score and the use of memory that Algorithm 1 prints."""
 
     periods: int = eqx.field(static=True)
     direct: Direct
     scored_after: bool = eqx.field(static=True)
-    """Scorers read the allocations of the updated policy."""
+    """Whether scorers read the allocations of the updated policy."""
     rewrites: bool = eqx.field(static=True)
-    """The states of the batch overwrite those in memory."""
+    """Whether the states of the batch overwrite those in memory."""
 
     def start(self, policy: Policy) -> PyTree[Array]:
         return self.direct.start(policy)
@@ -230,7 +230,7 @@ class _AsPrinted(Learner):
 def _compute(
     prices: Prices, size: _LiteralSize, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """Rows of the cells of one program, trained in one vmap."""
+    """Train the cells of one program in one `vmap`, and yield their rows."""
     method, known_variants = cells[0]["method"], _variants(size.settings)
     own_variants = [known_variants[cell["variant"]] for cell in cells]
     back, each = own_variants[0].back, size.own if method == "stl" else 1
@@ -267,7 +267,7 @@ def _compute(
             growth, deviation = _walks(chunk.policy, *where)
             base = equal[kind][0]
             found = np.stack([100 * (growth - base), deviation])
-            # The single-task policies of a cell are its tasks.
+            # Each single-task policy of a cell has one of its tasks.
             means = found.reshape(2, len(cells), -1).mean(-1)
             frame = pd.DataFrame(means.T, columns=["gain", "deviation"])
             frame = frame.assign(place=range(len(cells)), tested=kind, step=chunk.step)
@@ -307,7 +307,7 @@ def _learner_of(variant: _Variant, s: PortfolioSettings, rates: Float[Array, " r
 
 
 def _replay_of(back: Sequence[str], horizon: int, recency: float, acted: int) -> Replay:
-    """Memory of the whole period: full from the start, or filled by acting from its first day on."""
+    """Return a memory of the whole period, full from the start or filled by acting from day one."""
     acts = _ACTED in back
     return Replay(
         length=horizon,
@@ -387,7 +387,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 def _values_of(
     table: Any, variant: str, column: str = "gain", tested: str = "own", method: str = "pmtl"
 ) -> np.ndarray:
-    """A column's values by experiment."""
+    """Return a column's values, ordered by experiment."""
     rows = select(table, variant=variant, tested=tested, method=method)
     return rows.sort_values("experiment")[column].to_numpy()
 
@@ -429,7 +429,7 @@ def _departure_verdicts(values: Callable[..., np.ndarray], year: int) -> Iterato
 
 
 _Moves = list[tuple[str, str, dict[tuple[str, str], Estimate]]]
-"""Variants, the value that each changes, and the effect on each number."""
+"""Variants, the setting that each changes, and its effects by kind of task and column."""
 
 
 def _moves(last: Any) -> _Moves:
@@ -450,7 +450,7 @@ def _moves(last: Any) -> _Moves:
 
 
 def _omitted_table(moves: _Moves, settings: dict[str, Any]) -> pd.DataFrame:
-    """A row for each change: our value, its source, and the effect on each number."""
+    """Return a row for each change: our value, its source, the effects on gain and deviation."""
     rows = []
     for name, setting, moved in moves:
         row = {"changed": name, "ours": str(settings.get(setting, "adam")), "why": _WHY[setting]}
@@ -462,7 +462,7 @@ def _omitted_table(moves: _Moves, settings: dict[str, Any]) -> pd.DataFrame:
 
 
 def _omitted_verdicts(moves: _Moves, year: int) -> Iterator[Verdict]:
-    """Whether results depend on a value, and whether Adam is needed."""
+    """Test if results depend on each open value, and if Adam is needed."""
     for setting in list(_WHY)[:-1]:
         both = [moved["own", "gain"] for _, one, moved in moves if one == setting]
         claim = f"{setting} halved or doubled moves the gain on own tasks in {year} by less than "

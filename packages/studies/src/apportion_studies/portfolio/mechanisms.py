@@ -65,20 +65,20 @@ _NAMES = METHOD_NAMES | {"plain": "a plain network"}
 
 @dataclass(frozen=True)
 class _Size:
-    """How large the study is."""
+    """Size of the study."""
 
     settings: PortfolioSettings
-    """The tasks and updates of every policy; their seed makes experiments and seeds."""
+    """Tasks and updates of every policy; its seed determines experiments and training seeds."""
     experiments: int
     seeds: int
     years: tuple[int, ...]
     held_out: int
     plain: int
-    """Units of the plain network, for about as many parameters."""
+    """Hidden units of the plain network, for about as many parameters as the shared one."""
     mark: int
-    """Updates before the first test; later ones are at twice as many each."""
+    """Updates before the first test; the number doubles for each later test."""
     validated: int = 3
-    """Seeds of the second figure whose policies decide when to stop."""
+    """Number of seeds of the second figure that early stopping is validated on."""
 
     @property
     def walked(self) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ _SCALES = {
 
 
 class Plain(Policy):
-    """One recurrent network that reads all entities of a task at once and has a score for each place.
+    """A recurrent network that reads all entities of a task at once and scores each position.
 
     It is not equivariant: its output depends on the order of the entities. All tasks have one size.
 
@@ -134,7 +134,7 @@ class Plain(Policy):
 
 
 def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A program for each method of the first figure, one for both of the second."""
+    """Plan a program for each method of the first figure, and one program for the second figure."""
     prices = embedded_prices() if prices is None else prices
     size = _SCALES[scale]
     size = replace(size, settings=replace(size.settings, seed=seed))
@@ -162,8 +162,8 @@ def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None =
 def _compute(prices: Prices, size: _Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """Gain of each cell's policy over Equal CRP, in points a year, after each number of updates.
 
-    `tested` is "own" (all tasks learned from), "held-out" or, in the first figure, "first" (the task that
-    all methods share) and "in-sample" (the same in the days learned from).
+    `tested` is "own" (all training tasks) or "held-out". The first figure has "own", "first" (the
+    task that all methods share, in the test year) and "in-sample" (that task in the training days).
     """
     s = size.settings
     several = cells[0]["figure"] == "stability"
@@ -231,7 +231,7 @@ def _train(
 
 
 def _drawn(cell: Cell) -> Any:
-    """How a cell's tasks are drawn: one alone, evenly or by priority."""
+    """Return the method that draws a cell's tasks; the plain network draws like STL."""
     return "stl" if cell["method"] == "plain" else cell["method"]
 
 
@@ -253,7 +253,7 @@ def _protocols(rows: Any) -> dict[str, Any]:
 
 
 def _conclude_generalisation(rows: Any) -> FigureResult:
-    """Loss of each method from the training days to the test year."""
+    """Compare the methods' gains in the training days and in the test year, and their gaps."""
     verdicts, notes, shown, tables = [], [], {}, []
     spans = {"in-sample": "in the days learned from", "first": "in the test year"}
     for protocol, own in _protocols(rows).items():
@@ -303,7 +303,7 @@ def _spread(values: Any) -> float:
 
 
 def _conclude_stability(rows: Any) -> FigureResult:
-    """Ratio of interquartile ranges over seeds in each year; its log is averaged over years."""
+    """Compare interquartile ranges over seeds in each year; average their log ratio over years."""
     tested = {"own": "own tasks", "held-out": "held-out instruments"}
     verdicts, shown, found = [], {}, []
     for (protocol, read), (kind, where) in product(_protocols(rows).items(), tested.items()):

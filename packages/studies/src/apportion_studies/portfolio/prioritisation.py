@@ -47,7 +47,7 @@ _SCALES = {
     "quick": {"prioritisation": (3, 1000), "conflict": (3, 300)},
     "paper": {"prioritisation": (10, 1000), "conflict": (12, 1000)},
 }
-"""Simulated markets of each figure, and the updates of a policy."""
+"""Number of simulated markets and of updates of a policy, by figure."""
 _TASKS, _TRAINED, _HELD_OUT, _TRAIN_DAYS, _DAYS = 32, 30, 10, 400, 1150
 _SETTINGS = PortfolioSettings.paper(
     tasks=_TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005
@@ -59,14 +59,14 @@ _CASES = {
     "8 of 32, others lively": (8, False),
     "32 of 32": (_TASKS, False),
 }
-"""How many of the 32 tasks carry signal, and whether the others are quiet."""
+"""Number of tasks, out of 32, that carry signal, and whether the others are quiet."""
 _CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
-"""Tasks of each camp, and the autocorrelation of its instruments' moves."""
+"""Number of tasks of each camp, and the autocorrelation of its instruments' moves."""
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """How the next task is drawn."""
+    """Rule for drawing the next task."""
 
     name: str
     scorer: ScorerName
@@ -92,14 +92,14 @@ _BY_NAME = {rule.name: rule for rule in _RULES}
 
 
 def prioritisation(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Two figures of simulated markets: rules to draw tasks."""
+    """Plan both figures, with a cell for each drawing rule and simulated market."""
     sizes = _SCALES[scale]
     markets = {figure: seeds_of(seed, number) for figure, (number, _) in sizes.items()}
     known = {
         figure: replace(_SETTINGS, seed=seed, steps=steps) for figure, (_, steps) in sizes.items()
     }
     cells = []
-    # Rules of one scorer are one program.
+    # Rules with the same scorer share a program.
     for program in dict.fromkeys(rule.scorer for rule in _RULES):
         rules = [rule for rule in _RULES if rule.scorer == program]
         worlds = product(_CASES.items(), markets["prioritisation"])
@@ -128,9 +128,9 @@ class _World(NamedTuple):
 
 
 def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _World:
-    """Instruments: 30 informative, 30 not, 10 informative ones held out.
+    """Simulate 30 informative, 30 uninformative and 10 held-out informative instruments.
 
-    Informative tasks are drawn from the first, the others from the second.
+    Informative tasks have instruments of the first group, the other tasks of the second.
     """
     count, quiet = _CASES[case]
     informative = np.repeat([True, False, True], [_TRAINED, _TRAINED, _HELD_OUT])
@@ -154,7 +154,7 @@ def _informative_world(case: str, seed: int, settings: PortfolioSettings) -> _Wo
 
 
 def _conflicting_world(seed: int, settings: PortfolioSettings) -> _World:
-    """Instruments of both camps, with training tasks and held-out tasks of each."""
+    """Simulate instruments of both camps, with training tasks and held-out tasks of each camp."""
     each = _TRAINED + _HELD_OUT
     truth = SimulatedMarket.draw(
         universe=each * len(_CAMPS),
@@ -183,7 +183,7 @@ def _compute(
     cells: Sequence[Cell],
     progress: OnProgress,
 ) -> Rows:
-    """Points a year over Equal CRP of each cell; cells of one program run in one vmap."""
+    """Yield each cell's points a year over Equal CRP; cells of one program run in one `vmap`."""
     figure = cells[0]["figure"]
     if figure == "prioritisation":
         table = _by_case(cells, known[figure], markets[figure])
@@ -286,7 +286,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _conclude_prioritisation(rows: Any) -> FigureResult:
-    """Each rule against uniform MTL, case by case."""
+    """Compare each rule with uniform MTL in each case."""
     table = rows[["case", "rule", "seed", "growth"]].reset_index(drop=True)
     verdicts, shown = [], {}
     for (case, rule), own in _over_uniform(table).groupby(["case", "rule"], sort=False):

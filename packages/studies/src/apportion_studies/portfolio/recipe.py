@@ -45,19 +45,19 @@ _REWARDS = (_TRACKING, _PLAIN)
 """The reward with a penalty on tracking error, and the paper's reward without it."""
 _VARIANTS = tuple(product(K_GRID, ETA_GRID))
 _VALIDATION = 3
-"""Number of earlier years that a choice needs; before that, equal shares are chosen."""
+"""Number of earlier years that a choice needs; with fewer, lazy Equal CRP is chosen."""
 _LAZY, _PRACTICAL, _CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
 _DAILY, _PAPER_DAILY = "the ensemble, daily", "the ensemble on the paper's reward, daily"
 
 
 @dataclass(frozen=True)
 class _RecipeSize:
-    """How large the study is."""
+    """Size of the study."""
 
     settings: PortfolioSettings
     experiments: int
     years: int
-    """Number of test years, the last ones of the data."""
+    """Number of test years, at the end of the data."""
     held_out: int
     shown: int
     checkpoints: int
@@ -71,11 +71,11 @@ _SCALES = {
         PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3
     ),
 }
-"""Few stocks, such as the 20 embedded ones from 2001 to 2022, have a paper scale of their own."""
+"""Data of few stocks, such as the 20 embedded ones from 2001 to 2022, has its own paper scale."""
 
 
 def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A cell for each reward, experiment and year."""
+    """Plan a cell for each reward, experiment and year."""
     prices = embedded_prices() if prices is None else prices
     few = scale == "paper" and len(prices.tickers) <= 30
     size = _SCALES["paper, few stocks" if few else scale]
@@ -93,9 +93,9 @@ def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
 def _compute(
     prices: Prices, size: _RecipeSize, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
-    """A row for each tested, step, k and eta: gains over daily Equal CRP.
+    """Yield a row of gains over daily Equal CRP for each kind of task, checkpoint, k and eta.
 
-    log_gain is in points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal CRP.
+    `log_gain` is in points a year. k = 0 holds equal shares; with eta = 0.1 it is lazy Equal CRP.
     """
     reward, s = cells[0]["reward"], size.settings
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
@@ -134,7 +134,7 @@ def _compute(
 
 
 def _gains(teams: Policy, *where: Any) -> pd.DataFrame:
-    """Gains over daily Equal CRP by cell and variant, the mean over tasks."""
+    """Return gains over daily Equal CRP by cell and variant, averaged over tasks."""
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*_VARIANTS, strict=True)]
     equal = _VARIANTS.index((0.0, 1.0))
     growth, sharpe = score_variants(teams, *where, *grid)
@@ -147,7 +147,7 @@ def _gains(teams: Policy, *where: Any) -> pd.DataFrame:
 
 
 def _chosen(table: Any) -> pd.DataFrame:
-    """For each test year, the rows of the variant that was best on own tasks in earlier test years."""
+    """Return each test year's rows of the variant that was best on own tasks in earlier years."""
     team = table[table.reward == _TRACKING]
     own = team[team.tested == "own"]
     parts = []
@@ -164,7 +164,7 @@ def _chosen(table: Any) -> pd.DataFrame:
 
 
 def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """The study from its rows."""
+    """Return the figure from the rows of all cells."""
     by_strategy = _strategies(table)
     notes, summary = [], []
     for kind, name in product(("own", "held-out"), (_DAILY, _PAPER_DAILY)):
@@ -192,7 +192,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
-    """Each strategy against Equal CRP, and the practical policy against lazy Equal CRP."""
+    """Compare each strategy with Equal CRP, and the practical policy with lazy Equal CRP."""
     for name in (_LAZY, _PRACTICAL, _CHOSEN):
         for column, unit in (("log_gain", POINTS), ("sharpe_gain", "Sharpe")):
             gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column))
@@ -206,7 +206,7 @@ def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
 
 
 def _strategies(table: Any) -> dict[str, Any]:
-    """The rows of each strategy that is compared."""
+    """Return the rows of each compared strategy."""
     last = table[table.steps == table.steps.max()]
 
     def rows(reward: str, k: float, eta: float):

@@ -35,33 +35,33 @@ from apportion_studies.theory.fig1 import equivalent_samples
 _ENTITIES = {"quick": (4, 10), "paper": (4, 10, 20, 40)}
 _RUNS = {"quick": 6, "paper": 64}
 _RATIO = 4
-"""M / m."""
+"""Size of the universe over size of a task, M / m."""
 _OVERLAPPING = (16, 256)
 _INDEPENDENT = (1, 4, 16, 64)
 _REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
-# With the ridge of Figure 1, its bias would dominate for many tasks of 20 or more entities.
+# The bias of Figure 1's ridge would dominate for many tasks of 20 or more entities.
 _RIDGE = 1e-7
 _MULTIPLES = (0.5, 1, 2, 4)
 
 
 def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Orderings and subsets of every number of entities."""
+    """Plan a cell for each number of entities."""
     cells = Cell.each("entities", "entities", _ENTITIES[scale])
     compute = partial(one_by_one, partial(_measure, runs=_RUNS[scale], seed=seed))
     return Plan("corollary2", cells, compute, _conclude, {"runs": _RUNS[scale]})
 
 
 def _sizes_of(m: int) -> tuple[int, ...]:
-    """Numbers of real examples to compare 20 tied examples with, around 20 m."""
+    """Return numbers of real examples around 20 m, for the comparison with 20 tied examples."""
     return tuple(int(_REAL * m * multiple) for multiple in _MULTIPLES)
 
 
 @in_float64
 def _regrets_of(m: int, runs: int, key_data):
-    """Regret on fresh states, runs by arms, in the order of `_measure`.
+    """Return the regret on fresh states, (runs, arms), with arms in the order of `_measure`.
 
-    The tied model learns from overlapping tasks, from independent ones and from 20 real examples; then
-    separate parameters learn from more and more real ones.
+    The tied model learns from overlapping tasks, from independent tasks and from 20 real examples.
+    The separate model learns from increasing numbers of real examples.
     """
     fresh = jnp.asarray(np.random.default_rng(0).uniform(size=(_FRESH, m)))
     betas = jnp.full(m, _BETA)
@@ -95,16 +95,16 @@ def _regrets_of(m: int, runs: int, key_data):
 
 
 def _draw_record(universe: int, key):
-    """State, next state, weight and noise of each entity in every period."""
+    """Draw state, next state, weight and noise of each entity in every period."""
     draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
     return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
 
 
 def _examples_of(record, tasks) -> Examples:
-    """Every period of every task; an entity has the same weight and noise in all its tasks.
+    """Make an example per period and task; an entity's weight and noise are the same in all tasks.
 
-    Weights are exponential, so that the shares of any subset are uniform on the simplex. The noise of
-    a reward is the weighted noise of its entities.
+    Weights are exponential, so the shares of any subset are uniform on the simplex. The noise of a
+    reward is the sum of its entities' noise, weighted by their shares.
     """
     x, following, weight, luck = (
         part[:, tasks].swapaxes(0, 1).reshape(-1, tasks.shape[1]) for part in record
@@ -115,7 +115,7 @@ def _examples_of(record, tasks) -> Examples:
 
 
 def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
-    """The regret of every run, arm and number."""
+    """Return the regret of every run, arm and number of tasks or examples."""
     key_data = jax.random.key_data(jax.random.key(seed))
     regrets = iter(_regrets_of(entities, runs, key_data).T)
     numbers = {"overlapping": _OVERLAPPING, "independent": _INDEPENDENT, "tied": (_REAL,)}
@@ -171,10 +171,10 @@ def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
 
 
 def _log_effective(means: np.ndarray) -> np.ndarray:
-    """Log of an effective number, from the regret of 1 to 64 independent tasks and of the drawn subsets.
+    """Return the log of the effective number of tasks, from mean regrets of `_beside_independent`.
 
-    A mean over T random subsets has the variance of the mean over all subsets, plus 1/T of the excess
-    variance of a single one (Blom 1976). The second term is removed.
+    A mean over T random subsets has the variance of the mean over all subsets, plus 1/T of the
+    excess variance of a single subset (Blom 1976). The second term is removed.
 
     >>> regrets = np.array([1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 10 + (1 - 1 / 10) / 256])
     >>> float(np.exp(_log_effective(regrets)).round(6))
@@ -186,19 +186,19 @@ def _log_effective(means: np.ndarray) -> np.ndarray:
 
 
 def _beside_independent(rows: Any, m: int) -> np.ndarray:
-    """Runs by arms: 1 to 64 independent tasks, and the most overlapping ones."""
+    """Return regrets (runs, arms): 1 to 64 independent tasks, then the most overlapping tasks."""
     arms = [("independent", number) for number in _INDEPENDENT]
     arms += [("overlapping", _OVERLAPPING[-1])]
     return np.stack([_regrets(rows, m, *arm) for arm in arms], -1)
 
 
 def _of_all(rows: Any, m: int) -> Estimate:
-    """The log of the effective number of all subsets."""
+    """Return the log of the number of independent tasks that all subsets are worth."""
     return of_means(_beside_independent(rows, m), _log_effective)
 
 
 def _worth(rows: Any, m: int) -> Estimate:
-    """Log of the factor by which all orderings multiply the worth of 20 examples."""
+    """Return the log of the factor by which all orderings multiply the worth of 20 examples."""
     sizes = _sizes_of(m)
     curve = [_regrets(rows, m, "real", number) for number in sizes]
     values = np.stack([_regrets(rows, m, "tied", _REAL), *curve], -1)
