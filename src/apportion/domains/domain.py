@@ -219,7 +219,7 @@ class Domain(ABC):
 
 
 _PACKAGES = {"charging": "apportion-charging"}
-"""Domains in separate packages, for the message if one is not installed."""
+"""Packages of domains that are installed separately, for the error message."""
 
 
 def domain_names() -> tuple[str, ...]:
@@ -233,7 +233,7 @@ def find_domain(name: str) -> Domain:
     Raises
     ------
     InputError
-        No installed package registers this domain.
+        If no installed package registers this domain.
     """
     if name not in find_plugins(DOMAINS):
         if name in _PACKAGES:

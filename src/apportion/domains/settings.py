@@ -41,9 +41,9 @@ class TrainingSettings:
     steps: int = 1000
     """Updates of the policy."""
     alpha: float = 0.5
-    """Degree of prioritisation (pmtl)."""
+    """Degree of prioritisation (pmtl); 0 samples uniformly."""
     beta: float = 1.0
-    """Correction of the sampling bias (pmtl)."""
+    """Exponent of the importance weights (pmtl); 1 corrects the sampling bias fully."""
     smoothing: float = 0.2
     """Weight of a task's previous score when its score is updated."""
     scorer: ScorerName = "max-deviation"
@@ -124,7 +124,7 @@ class ProblemSettings(TrainingSettings):
 
 @dataclass(frozen=True)
 class ProblemOptions:
-    """Test tasks."""
+    """Options of the test tasks."""
 
     seed: int = 1000
     """Seed of the tasks and their episodes."""

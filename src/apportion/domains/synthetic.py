@@ -62,7 +62,7 @@ def reward(
 
 
 class Examples(eqx.Module):
-    """Samples (x, a, r, x') of one run or many."""
+    """Samples (x, a, r, x') of one or several runs."""
 
     states: Float[Array, "*runs batch entities"]
     allocations: Float[Array, "*runs batch entities"]

@@ -62,7 +62,7 @@ def averaged(members: Policy, count: int) -> Policy:
 
 
 def prepare_problem(problem: Problem, settings: ProblemSettings) -> PreparedJob:
-    """Return a job that trains on random tasks of a problem and compares with equal shares."""
+    """Return a job that trains a policy on random tasks and compares it with equal shares."""
     check_problem(problem, draw_random_tasks(np.arange(problem.universe), settings, settings.seed))
     content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(problem))
     digest = hashlib.sha256(content).hexdigest()[:16]

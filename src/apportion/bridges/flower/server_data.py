@@ -1,7 +1,7 @@
 """Scores of a model on the server's samples: the probability of each right answer.
 
-Answers are classes, or rows of scores or probabilities; for tasks other than classification, a loss for
-each sample. Scores are by sample, so that neither the number nor the names of classes matter.
+Answers are classes, or rows of scores or probabilities; tasks other than classification have a loss
+for each sample. Scores are by sample, independent of the number and the names of classes.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ Answers = Callable[[ArrayRecord], Any]
 Tune = Callable[[ArrayRecord, np.ndarray], ArrayRecord]
 """Trains a model on the server's samples at these positions."""
 FOLDS = 4
-"""Parts of the samples for cross-fitting, each held out once."""
+"""Number of parts of the samples for cross-fitting; each is held out once."""
 T = TypeVar("T")
 _log = logging.getLogger("flwr")
 
@@ -43,9 +43,9 @@ class Judged:
     right: np.ndarray
     """Whether the most likely answer is right."""
     known: np.ndarray
-    """How far the model claims to know each sample, in [0, 1]; see `is_trusted`."""
+    """Degree to which the model claims to know each sample, in [0, 1]; see `is_trusted`."""
     good: np.ndarray
-    """What the screening counts: right answers, or losses not above those of the model sent out."""
+    """Whether the screening counts a sample: the answer is right, or the loss has not risen."""
 
     @property
     def logs(self) -> np.ndarray:
@@ -53,7 +53,7 @@ class Judged:
         return np.log(self.chances + CHANCE_OFFSET)
 
     def is_better(self, other: "Judged", errors: float = 1.0) -> bool:
-        """Whether it is better by more than so many standard errors."""
+        """Whether this model is better than another by more than `errors` standard errors."""
         return bool(is_better(self.logs - other.logs, errors=errors))
 
     def passes_gate(self, fedavg: "Judged") -> bool:
@@ -62,7 +62,7 @@ class Judged:
         return bool(passes_gate(gains, self.right * 1.0 - fedavg.right, kept, True))
 
     def is_harmful(self, last: "Judged") -> bool:
-        """Whether it is clearly worse than the last model."""
+        """Whether this model is clearly worse than the last one."""
         return bool(is_harmful(self.logs - last.logs, self.right * 1.0 - last.right))
 
     @property
@@ -72,12 +72,12 @@ class Judged:
 
 
 def kept_samples(count: int) -> np.ndarray:
-    """Mask of the samples kept for the gate: every fourth, as in the simulator."""
+    """Return the mask of the samples kept for the gate: every fourth, as in the simulator."""
     return np.arange(count) % 4 == 3
 
 
 class ServerData:
-    """The server's samples, through the user's `predict` and `labels`, or `score`."""
+    """Scores of models on the server's samples, by the user's `predict` and `labels` or `score`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ServerData:
         return hashlib.sha256(known).hexdigest()[:16]
 
     def try_out(self, model: ModelArrays) -> None:
-        """Refuse a `predict` or `score` that fails on this model."""
+        """Raise InputError if `predict` or `score` fails on this model."""
         try:
             self._judged(model)
         except Exception as error:
@@ -155,9 +155,9 @@ class ServerData:
         return Judged(chances, guesses == labels, _known(guesses, labels), guesses == labels)
 
     def tuned(self, model: ModelArrays, judged: Judged) -> tuple[ModelArrays, Judged] | None:
-        """Train a model on the samples, if it is then better on held-out ones by a standard error.
+        """Train a model on the samples; None unless it improves held-out ones by a standard error.
 
-        Every fourth of the samples is scored by a model trained on the others; these scores are returned.
+        Models trained on three quarters of the samples score the rest; these scores are returned.
         """
         count, parts = len(judged.logs), []
         folds = np.arange(count) % FOLDS
@@ -190,7 +190,7 @@ class ServerData:
 
 
 def _known(guesses: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Number of times that a sample's class is named, over its number of samples; at most 1."""
+    """Return how often a sample's class is named relative to how often it occurs, at most 1."""
     asked = np.bincount(labels)
     named = np.bincount(
         np.clip(guesses.astype(np.int64), -1, len(asked)) + 1, minlength=len(asked) + 1
@@ -199,7 +199,7 @@ def _known(guesses: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _check_answers(answers: np.ndarray, labels: np.ndarray) -> None:
-    """Refuse answers that are neither classes nor rows of scores for these labels."""
+    """Raise ValueError unless the answers are classes or rows of scores for these labels."""
     shape, n = answers.shape, len(labels)
     rows = f"return a row of scores or probabilities for each sample, ({n}, classes)"
     if shape[:1] != (n,) or answers.ndim > 2:

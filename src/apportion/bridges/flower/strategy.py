@@ -6,7 +6,7 @@ aggregate and FedAvg's. Clients are identified by node id, may come and go, and 
 functions are those of the simulator. Models are evaluated one at a time, so that memory beyond the replies
 does not grow with the number of clients.
 
-`ShareGradient` needs no policy, but a loss that JAX can differentiate.
+`ShareGradient` needs no policy, but it needs a loss that JAX can differentiate.
 """
 
 import logging
@@ -73,8 +73,8 @@ POLICYS, FEDAVGS, LAST = (
 TUNED = "tuned on the server's samples"
 """Source of a round's model."""
 FEW_CLIENTS = 15
-"""Number of clients from which a model is not tuned on the server's samples: with 50 clients and more,
-tuning costs up to four points on other data than digits although held-out samples are in favour of it."""
+"""Smallest number of known clients without tuning on the server's samples. With 50 clients or more,
+tuning costs up to four points on data other than digits, although held-out samples improve."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Aggregated:
 
     model: ModelArrays
     updates: list[ClientUpdate]
-    """The updates it is made of."""
+    """The updates that the model aggregates."""
     shares: np.ndarray
     accuracies: list[float]
     """Accuracy of each update's model on the server's samples; NaN if not evaluated."""
@@ -96,8 +96,8 @@ class _Aggregated:
 
 
 RARE_CLIENT_ROUNDS = 5
-"""A client that takes part in less than one of so many rounds is rare. If a tenth of 100 clients takes part
-in a round and the clients nearly converge, shares by gradient are a point more accurate."""
+"""A client that takes part in less than one in this many rounds is rare. If a tenth of 100 clients
+takes part in a round and the clients nearly converge, `ShareGradient` is a point more accurate."""
 
 
 class FedAvgOptions(TypedDict, total=False):
@@ -118,7 +118,7 @@ class FedAvgOptions(TypedDict, total=False):
 class GuardedFedAvg(FedAvg):
     """FedAvg that leaves out replies that failed, are misshapen, not finite or huge.
 
-    An update is huge in comparison with the updates of recent and of first rounds. A round without any
+    An update is huge relative to the updates of recent and of first rounds. A round without any
     usable reply keeps the model.
     """
 
@@ -144,7 +144,7 @@ class GuardedFedAvg(FedAvg):
         """Aggregate a round's usable replies, which started from `start`."""
 
     def start(self, *args: Any, **options: Any) -> Result:
-        """As in FedAvg."""
+        """Run the strategy, as in FedAvg."""
         self._started = self._ran = True
         try:
             return super().start(*args, **options)
@@ -154,8 +154,8 @@ class GuardedFedAvg(FedAvg):
     def summary(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Describe the run: rounds, sources of models, accuracy, shares, and clients left out.
 
-        Flower calls it as a run begins, and then it logs FedAvg's options. A call before the first round
-        from outside `start` comes from a wrapping strategy, which is refused.
+        Flower calls it at the start of a run, which also logs FedAvg's options. A call before the
+        first round and outside `start` comes from a wrapping strategy and raises InputError.
         """
         if self._started:
             super().summary()
@@ -173,7 +173,7 @@ class GuardedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure as FedAvg does, and remember the model and the nodes it is sent to."""
+        """Configure as FedAvg does, and store the model and the nodes that it is sent to."""
         if self._ran and not self._started:
             self._refuse_wrapper()
         if server_round == 1 and self._memory.rounds > self._resumed:
@@ -236,7 +236,7 @@ class GuardedFedAvg(FedAvg):
     def _without_huge(
         self, updates: list[ClientUpdate], refused: dict[int, str], start: ModelArrays
     ) -> list[ClientUpdate]:
-        """Move huge updates to `refused`, unless they are welcome."""
+        """Move huge updates to `refused`, unless `welcome` accepts them."""
         limit = self.max_update_ratio * self._memory.usual_norm([own.norm for own in updates])
         others = [own for own in updates if own.norm <= limit]
         for own in updates:
@@ -245,7 +245,7 @@ class GuardedFedAvg(FedAvg):
         return [own for own in updates if own.node not in refused]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per round and client: outcome, accuracy on the server's samples, and share.
+        """Return a row per round and client: outcome, accuracy on the server's samples, and share.
 
         Outcomes are kept, failed, misshapen, not finite, huge, wrong, unchanged, harmful, not scored and
         silent. A resumed server continues the count of rounds.
@@ -336,11 +336,11 @@ def _least_trusted(notes: list[ClientNote]) -> list[str]:
 class LearnedAggregation(GuardedFedAvg):
     """FedAvg with shares, step and momentum decided by a trained policy.
 
-    Unusable replies are left out, and so are clients that are wrong on the server's samples. The policy's
-    shares are used if they are not worse than FedAvg's on samples that the policy does not see, its step
-    and momentum if they improve the model on the samples. If no model can be scored, the round is FedAvg's,
-    with a warning in Flower's log. If each client takes part in few rounds, such as a tenth of 100 clients
-    a round, and nearly converges, `ShareGradient` is better.
+    Unusable replies are left out, and so are clients that are wrong on the server's samples. The
+    policy's shares are used if they are not worse than FedAvg's on samples that the policy does not
+    see. Its step and momentum are used if they improve the model on the samples. If no model can be
+    scored, FedAvg aggregates the round and a warning is logged. `ShareGradient` is better if each
+    client takes part in few rounds, such as a tenth of 100 clients a round, and nearly converges.
 
     Parameters
     ----------
@@ -350,11 +350,11 @@ class LearnedAggregation(GuardedFedAvg):
     labels : array of int, optional
         Right classes of the server's samples, 0, 1, ...
     policy : AggregationPolicy, optional
-        A policy of `apportion train federated`; by default the shipped one. It serves any number of clients
-        and classes.
+        A policy of `apportion train federated`; by default the shipped one. It supports any number
+        of clients and classes.
     score : callable, optional
-        Instead of `predict` and `labels`, for tasks without classes: maps a model to its loss on each of
-        the server's samples.
+        Maps a model to its loss on each of the server's samples. It replaces `predict` and `labels`
+        for tasks without classes.
     tune : callable, optional
         Trains a model (an `ArrayRecord`) on the server's samples at the given positions and returns it. It
         is used in rounds with fewer than 15 known clients, if it improves the model on held-out samples.
@@ -363,12 +363,12 @@ class LearnedAggregation(GuardedFedAvg):
     max_update_ratio : float
         An update is huge if its norm exceeds this multiple of the median norm.
     gate : bool
-        Whether the policy's model has to pass the gate, which uses a quarter of the samples.
+        Whether the policy's model must pass the gate, which uses a quarter of the samples.
     screen : bool
-        Whether clients that are wrong on the server's samples get no share in the round: less than two
-        thirds as often right as the median client, on the classes that they name. With `score`: a lower
-        loss than the model sent out on less than two thirds as many samples. Switch it off if most clients
-        are malicious.
+        Whether clients that are wrong on the server's samples get no share in the round. A client
+        is wrong if, on the classes that it names, it is right less than two thirds as often as the
+        median client. With `score`, a sample is right if its loss is not above that of the model
+        sent out. Use False if most clients are malicious.
     checkpoint_path : path, optional
         File for the strategy's memory, written after every round. If it exists, the strategy resumes from
         it: start with `kept_model`.
@@ -416,7 +416,7 @@ class LearnedAggregation(GuardedFedAvg):
         Raises
         ------
         InputError
-            The folder holds no policy, or one of another problem.
+            If the folder contains no policy, or a policy of another problem.
         """
         policy, about = load_policy(folder), load_about(folder)
         if not isinstance(policy, AggregationPolicy):
@@ -450,7 +450,7 @@ class LearnedAggregation(GuardedFedAvg):
     def make_model(
         self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
     ) -> _Aggregated:
-        """Aggregate by the policy, behind the gate; as FedAvg does if no model can be scored."""
+        """Aggregate by the policy, after the gate; as FedAvg does if no model can be scored."""
         judged = [(update, self.server.judged(update.model)) for update in updates]
         scored = [(update, own) for update, own in judged if own is not None]
         before = self.server.judged(start)
@@ -494,7 +494,7 @@ class LearnedAggregation(GuardedFedAvg):
         return [each for each, passes in zip(scored, trusted, strict=True) if passes]
 
     def try_out(self, model: ModelArrays) -> None:
-        """Refuse a `predict` that fails on the first model, and the memory of another model."""
+        """Raise InputError if `predict` or `score` fails, or the memory is of another model."""
         self.server.try_out(model)
         made = self._memory.made
         if made is not None and shapes_of(made) != shapes_of(model):
@@ -548,7 +548,7 @@ class LearnedAggregation(GuardedFedAvg):
             way = (shares, 1.0, 0.0)
         by = POLICYS if passed else FEDAVGS
         made = _Aggregated(model, updates, way[0], fedavg.accuracies, *way[1:], by)
-        # A model that was tuned on the samples looks better on them than it is.
+        # The scores of a model that was tuned on the samples are too high on these samples.
         fair = self.gate and not self._tuned
         if fair and found is not None and before is not None and found.is_harmful(before):
             made, found = replace(fedavg, model=start, shares=0 * shares, by=LAST), before
@@ -575,7 +575,7 @@ class LearnedAggregation(GuardedFedAvg):
         judged: list[Judged],
         start: ModelArrays,
     ) -> np.ndarray | None:
-        """The policy's state of each client; None if a model cannot be scored."""
+        """Compute the policy's state of each client; None if a model cannot be scored."""
         if before is None or ahead is None:
             return None
         models = [update.model for update in fedavg.updates]
@@ -635,7 +635,7 @@ def _array(values: np.ndarray | list[int] | float) -> Array:
 
 
 def _check_policy(policy: Any) -> None:
-    """Refuse a policy that does not read `Invariant`."""
+    """Raise InputError for a policy that does not read `Invariant`."""
     if not isinstance(policy, AggregationPolicy) or policy.score.ndim != 1 or policy.head.cash:
         raise InputError(
             f"policy: {type(policy).__name__} is not a single AggregationPolicy without a share for cash; "
@@ -654,14 +654,14 @@ _Loss = Callable[[dict[str, Array]], Float[Array, ""]]
 class ShareGradient(GuardedFedAvg):
     """FedAvg with shares by gradient descent on the server's loss, and with momentum.
 
-    In every round the server minimises L(sum_i a_i v_i) in the shares a, regularised towards FedAvg's.
-    With a few dozen samples it overfits; then `LearnedAggregation` is better. If each client takes part in
-    few rounds and nearly converges, and there are 200 samples, this one is better by a point.
+    In every round the server minimises L(sum_i a_i v_i) over the shares a, regularised towards
+    FedAvg's. With a few dozen samples this overfits, and `LearnedAggregation` is better. With 200
+    samples it is a point better if each client takes part in few rounds and nearly converges.
 
     Parameters
     ----------
     loss : callable
-        Maps a model, a dict of JAX arrays by name, to the server's loss; JAX must differentiate it.
+        Differentiable function of a model, a dict of JAX arrays by name; returns the server's loss.
     momentum : float
         Momentum of the server.
     max_update_ratio, **options

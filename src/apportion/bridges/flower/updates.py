@@ -1,8 +1,8 @@
-"""Replies of a Flower round: the usable models v_{i,n}, and why others cannot be averaged.
+"""Replies of a Flower round: the usable models v_{i,n}, and the reasons to refuse others.
 
-A reply is usable if it holds one record of finite arrays with the names and shapes of the model v_n that
-was sent out. Nothing that a client sends raises an error here. `ClientMemory` holds what the server
-remembers of its clients by node id, and its file.
+A reply is usable if it contains one record of finite arrays with the names and shapes of the model
+v_n that was sent out. No reply raises an error here. `ClientMemory` contains the server's data on
+its clients by node id, and saves it in a file.
 """
 
 import math
@@ -38,7 +38,7 @@ class ClientUpdate:
 
 
 def read_model(record: ArrayRecord) -> ModelArrays:
-    """Arrays of a record by name; they share its memory and are read-only."""
+    """Return the arrays of a record by name; they share its memory and are read-only."""
     return {name: np.asarray(_viewed(array), order="C") for name, array in record.items()}
 
 
@@ -56,7 +56,7 @@ def _viewed(array: Array) -> np.ndarray:
 
 
 def shapes_of(model: ModelArrays) -> dict[str, tuple[int, ...]]:
-    """Shapes of a model's arrays by name."""
+    """Return the shapes of a model's arrays by name."""
     return {name: array.shape for name, array in model.items()}
 
 
@@ -66,7 +66,7 @@ def write_model(model: ModelArrays) -> ArrayRecord:
 
 
 def weighted_sum(weights: np.ndarray, models: Sequence[ModelArrays]) -> ModelArrays:
-    """Compute sum_i w_i v_i in float64 and cast to the models' types; counters are rounded."""
+    """Compute sum_i w_i v_i in float64 and cast to the models' types; integers are rounded."""
     return {
         name: _weighted(weights, [model[name] for model in models], models[0][name])
         for name in models[0]
@@ -83,8 +83,8 @@ def moved(
 ) -> ModelArrays:
     """Compute start + step (sum_i a_i v_i - start) + momentum x move in float64, cast to start's types.
 
-    Counters are averaged. So is an array that would get negative values although its average has none,
-    such as the variances of a batch normalisation.
+    Integer arrays are averaged, and so are arrays that would become negative although their average
+    is not, such as the variances of a batch normalisation.
     """
     weights = np.array([*(step * shares), 1 - step, *([] if move is None else [momentum])])
     made = {}
@@ -103,17 +103,17 @@ def moved(
 
 
 BLOCK = 1 << 18
-"""Numbers converted to float64 at once, to bound memory."""
+"""Number of values converted to float64 at once, to bound memory."""
 
 
 def _blocks(size: int, rows: int = 1) -> list[slice]:
-    """Slices of an array of this size; shorter if several rows are processed together."""
+    """Return slices that cover an array of this size; shorter if rows are processed together."""
     block = max(1024, BLOCK // rows)
     return [slice(first, first + block) for first in range(0, size, block)]
 
 
 def _block(weights: np.ndarray, rows: Sequence[np.ndarray], part: slice) -> np.ndarray:
-    """A slice of a weighted sum, in float64."""
+    """Compute a slice of a weighted sum, in float64."""
     total = np.zeros(len(rows[0][part]))
     for weight, own in zip(weights, rows, strict=True):
         total += weight * own[part].astype(np.float64)
@@ -121,7 +121,7 @@ def _block(weights: np.ndarray, rows: Sequence[np.ndarray], part: slice) -> np.n
 
 
 def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
-    """A weighted sum in the shape and type of `like`."""
+    """Compute a weighted sum in the shape and type of `like`."""
     made = np.empty_like(like, order="C", subok=False)
     flat, rows = made.reshape(-1), [array.reshape(-1) for array in arrays]
     for part in _blocks(flat.size):
@@ -130,7 +130,7 @@ def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarra
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """Cast an array; counters are rounded."""
+    """Cast an array; round if the new type is an integer."""
     rounded = np.rint(array) if kind.kind != "f" and array.dtype.kind == "f" else array
     return rounded.astype(kind, copy=False)
 
@@ -138,9 +138,9 @@ def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
 def geometry(
     models: Sequence[ModelArrays], start: ModelArrays, move: ModelArrays | None = None
 ) -> np.ndarray:
-    """Rotate the updates and the server's last move, the last row, into few coordinates.
+    """Rotate the updates, and the server's last move as the last row, into few coordinates.
 
-    Rows keep all inner products, so that states can use them instead of the updates themselves.
+    The inner products of the rows do not change, so states can use them instead of the updates.
     """
     gram = np.zeros((len(models) + 1, len(models) + 1))
     for name in _floats(start):
@@ -162,7 +162,7 @@ def geometry(
 def usable(
     replies: Iterable[Message], start: ModelArrays
 ) -> tuple[list[ClientUpdate], dict[int, str]]:
-    """Sort the replies by node into usable ones and reasons for refusal."""
+    """Return the usable replies, sorted by node, and the reasons to refuse the others."""
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
@@ -179,7 +179,7 @@ def usable(
 
 
 def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
-    """Numbers of samples that the clients report; all equal if one is missing or invalid."""
+    """Return the numbers of samples that the clients report; all 1 if one is missing or invalid."""
 
     def claim(content: RecordDict) -> float:
         values = [record.get(key) for record in content.metric_records.values()]
@@ -191,12 +191,12 @@ def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
 
 
 def fedavg_shares(counts: np.ndarray) -> np.ndarray:
-    """FedAvg's shares with capped counts, as in the simulator."""
+    """Compute FedAvg's shares with capped counts, as in the simulator."""
     return shares_by_samples(counts, np.ones(len(counts), bool))
 
 
 def only_model(content: RecordDict, start: ModelArrays) -> ModelArrays | str:
-    """The model of a reply in the types and order of the one sent out, or the reason for refusal."""
+    """Return a reply's model in the types and order of the model sent out, or why it is refused."""
     records = list(content.array_records.values())
     if len(records) != 1:
         return f"misshapen: it contains {len(records)} records of arrays instead of one"
@@ -234,7 +234,7 @@ def _distance(model: ModelArrays, start: ModelArrays) -> float:
 
 
 def padded_width(count: int) -> int:
-    """Next power of two, at least 8: few widths mean few compilations as clients come and go."""
+    """Return the next power of two, at least 8; few widths limit the number of compilations."""
     return max(8, 1 << (count - 1).bit_length())
 
 
@@ -265,7 +265,7 @@ class RoundNote(NamedTuple):
 
 
 class ClientMemory:
-    """Every client's past, the model sent out and its last change: all that the next round needs.
+    """State between rounds: every client's past, the model sent out and its last change.
 
     `samples` is the fingerprint of the server's samples.
     """
@@ -280,7 +280,7 @@ class ClientMemory:
         self.start: ModelArrays | None = None
         self.move: ModelArrays | None = None
         self.made: ModelArrays | None = None
-        """The last model that was made."""
+        """The last aggregated model."""
         self.clients: dict[int, _ClientPast] = {}
         self.doubted: set[int] = set()
         """Clients that failed the screening when they last replied."""
@@ -288,14 +288,14 @@ class ClientMemory:
         self.round_notes: list[RoundNote] = []
 
     def send(self, model: ModelArrays) -> None:
-        """Remember the model sent out and how it changed."""
+        """Store the model sent out and its change."""
         before, self.move = self.start, None
         if before is not None and shapes_of(before) == shapes_of(model):
             self.move = {name: model[name] - before[name] for name in _floats(model)}
         self.start = model
 
     def usual_norm(self, norms: list[float]) -> float:
-        """The largest median norm so far: late clients send updates as large as all did at first."""
+        """Return the largest median norm so far; late clients' updates are as large as at first."""
         self.norms.append(norms)
         positive = [norm for some in self.norms for norm in some if norm > 0]
         middle = median_low(positive) if positive else math.inf
@@ -304,11 +304,11 @@ class ClientMemory:
         return self.usual or math.inf
 
     def absence(self, node: int) -> int:
-        """Rounds since a client last replied."""
+        """Return the number of rounds since a client last replied."""
         return self.rounds - (self.clients[node].seen if node in self.clients else 0)
 
     def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
-        """The policy's padded observation; a new client has no past and an equal share."""
+        """Return the policy's padded observation; a new client has no past and an equal share."""
         m = len(nodes)
         width = padded_width(m)
         mask = np.arange(width) < m
@@ -322,18 +322,18 @@ class ClientMemory:
         return observation, jnp.asarray(mask)
 
     def keep(self, nodes: Sequence[int], shown: np.ndarray, shares: np.ndarray) -> None:
-        """Remember the states and shares of these clients."""
+        """Store the states and shares of these clients."""
         for node, own, share in zip(nodes, shown, shares, strict=True):
             past = self._extended(node, own)
             self.clients[node] = _ClientPast(past, float(share), self.rounds + 1)
 
     def end_round(self, note: RoundNote) -> None:
-        """Count a round and remember its note."""
+        """Count a round and store its note."""
         self.rounds += 1
         self.round_notes.append(note)
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
-        """The last states of a client; after an absence, the present state in place of all."""
+        """Return the last states of a client; after an absence, copies of the present state."""
         if self.absence(node):
             return np.tile(shown, (self.window, 1)).astype(np.float32)
         blank = np.zeros((self.window, len(shown)), np.float32)
@@ -341,7 +341,7 @@ class ClientMemory:
         return np.concatenate([past[1:], shown[None, :]])
 
     def save(self, path: Path) -> None:
-        """Write everything atomically, without pickle."""
+        """Write the memory atomically, without pickle."""
         start, made = self.start or {}, self.made or {}
         arrays = {f"history/{node}": own.history for node, own in self.clients.items()}
         arrays |= {f"start/{name}": own for name, own in start.items()}
@@ -368,7 +368,7 @@ class ClientMemory:
 
     @classmethod
     def restored(cls, path: Path, window: int, samples: str) -> "ClientMemory":
-        """Read the memory of a file; refuse one of another federation."""
+        """Read the memory from a file; raise InputError if it belongs to another federation."""
         arrays, about = read_arrays(path)
         memory = cls(window, samples)
         try:

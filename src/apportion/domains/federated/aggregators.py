@@ -35,7 +35,7 @@ Shares = Float[Array, " entities"]
 _Memory = PyTree[Array]
 """Memory of an aggregator between rounds."""
 CHANCE_OFFSET = 0.02
-"""Added to a probability before its logarithm, which bounds the loss of a confident mistake."""
+"""Constant added to a probability before its logarithm; bounds the loss of a confident mistake."""
 
 
 class Received(eqx.Module):
@@ -58,7 +58,7 @@ class Received(eqx.Module):
 
     @property
     def by_samples(self) -> Shares:
-        """FedAvg's shares: in proportion to the clients' samples, capped."""
+        """FedAvg's shares, proportional to the clients' capped sample counts."""
         return shares_by_samples(self.counts, self.mask)
 
     @property
@@ -99,14 +99,14 @@ class Memoryless(Aggregator):
 
 
 class BySamples(Memoryless):
-    """FedAvg: shares in proportion to the clients' sample counts, capped."""
+    """FedAvg: shares proportional to the clients' capped sample counts."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         return average(received.by_samples, received.models), received.by_samples
 
 
 class PolicyAggregator(Memoryless):
-    """Shares by any policy of (observation, mask)."""
+    """Shares of any policy, a function of (observation, mask)."""
 
     choose: Choice
 
@@ -141,12 +141,12 @@ class Fixed(Memoryless):
 
 
 class Learned(Memoryless):
-    """Shares, step and momentum by a policy, behind a gate unless `gated` is False.
+    """Shares, step and momentum of a policy, checked by a gate unless `gated` is False.
 
-    Clients that fail the screening (`is_trusted`) take no part. The gate has three rules. If the model of
-    the policy's shares fails `passes_gate`, FedAvg's shares are used. If the policy's step and momentum do
-    not improve the model of these shares (`is_better`), they are 1 and 0. If the result `is_harmful`, the
-    last model stays. The gate needs a `Federation(gate=True)`.
+    Clients that fail the screening (`is_trusted`) are left out. The gate has three rules. If the
+    model of the policy's shares fails `passes_gate`, FedAvg's shares are used. If its step and
+    momentum do not improve the model of these shares (`is_better`), 1 and 0 are used. If the result
+    is harmful (`is_harmful`), the last model is kept. The gate needs `Federation(gate=True)`.
     """
 
     policy: AggregationPolicy
@@ -160,7 +160,7 @@ class Learned(Memoryless):
 
 
 def gated_model(received: Received, decision: Decision) -> tuple[Model, Shares]:
-    """Model and shares of a round by a policy's decision, behind the gate of `Learned`."""
+    """Return the model and shares of a policy's decision, after the gate of `Learned`."""
     samples, federation = received.samples, received.federation
     real = samples.shown | samples.kept
     shares = jnp.stack([decision.shares, received.fedavg.shares])
@@ -179,9 +179,9 @@ def gated_model(received: Received, decision: Decision) -> tuple[Model, Shares]:
 def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
     """Whether the policy's shares are used instead of FedAvg's.
 
-    The model must not be worse in log probability on the samples kept from the policy, and must have at
-    least as many right answers on all samples. Gains are in log probability: by the probability itself, a
-    model that is confident and mostly wrong can beat one that is right and not yet confident.
+    The model must not be worse in log probability on the samples that the policy does not see, and
+    must have at least as many right answers on all samples. Gains are in log probability, because
+    in probability a confident model that is mostly wrong can beat a correct, less confident one.
     """
     return (_mean_and_error(gains, kept)[0] >= 0) & (_mean_and_error(more_right, real)[0] >= 0)
 
@@ -189,16 +189,16 @@ def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
 STEP_STANDARD_ERRORS = 0.5
 """Standard errors by which step and momentum must improve the model of a round to be used.
 
-Chosen among 0, 0.5, 1 and 2 in trials with ten clients, eight kinds, digits and tables, four seeds: 1 cost
-up to four points if clients hold few classes, 0 cost a point more than 0.5 if labels are wrong."""
+Chosen from 0, 0.5, 1 and 2 in trials with ten clients, eight kinds, digits and tables, four seeds:
+1 cost up to four points if clients hold few classes, 0 a point more than 0.5 with wrong labels."""
 
 
 def is_better(gains: Any, real: Any = True, errors: float = 1.0) -> Any:
-    """Whether the mean gain in log probability exceeds so many standard errors.
+    """Whether the mean gain in log probability exceeds `errors` standard errors.
 
-    A longer step and momentum pass if most samples improve together, as they do while a federation learns
-    slowly. They fail if some gain and some lose, as they do if labels are wrong: going further into the
-    noise of few clients looks no worse in a round, and ends worse.
+    A longer step and momentum pass if most samples improve together, as in a federation that learns
+    slowly. They fail if some samples improve and others become worse, as with wrong labels: a
+    longer step then amplifies the noise of few clients, which costs accuracy in later rounds only.
 
     >>> bool(is_better(np.array([0.4, 0.5, 0.6]))), bool(is_better(np.array([2.0, -1.0, -0.9])))
     (True, False)
@@ -208,7 +208,7 @@ def is_better(gains: Any, real: Any = True, errors: float = 1.0) -> Any:
 
 
 def _mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
-    """Mean over the kept samples and its standard error."""
+    """Compute the mean over the kept samples and its standard error."""
     xp = gains.__array_namespace__()
     kept = xp.broadcast_to(xp.asarray(kept), gains.shape)
     count = xp.maximum(kept.sum(), 1)
@@ -222,13 +222,13 @@ _HARM_STANDARD_ERRORS = 3.0
 
 
 def is_harmful(gains: Any, more_right: Any, real: Any = True) -> Any:
-    """Whether a model is clearly worse than the last: in the mean, on most samples and in right answers.
+    """Whether a model is clearly worse than the last: in mean, on most samples, in right answers.
 
-    All three are needed, the first and the last by three standard errors. A model of few clients that
-    forgets the classes they do not hold is worse in the mean alone; without it such a federation never
-    learns. A model that is less confident is worse on most samples and has nearly as many right answers.
-    Refusing it can stop a federation for good, because its clients start from the same model again. Takes
-    JAX or NumPy arrays.
+    All three conditions must hold, the first and the last by three standard errors. A model of few
+    clients that forgets the classes they do not hold is worse in the mean only, and without such
+    models the federation never learns. A less confident model is worse on most samples, but has
+    nearly as many right answers. Refusing it can stop a federation permanently, because its clients
+    start from the same model again. Accepts JAX or NumPy arrays.
 
     >>> less_sure = np.linspace(-2.0, -3.0, 20)
     >>> many, few = -1.0 * (np.arange(20) < 12), -1.0 * (np.arange(20) < 2)
@@ -245,7 +245,7 @@ def is_harmful(gains: Any, more_right: Any, real: Any = True) -> Any:
 
 
 class TrimmedMean(Memoryless):
-    """Coordinate by coordinate, the mean without the `fraction` smallest and largest values."""
+    """Coordinate-wise mean without the `fraction` smallest and the `fraction` largest values."""
 
     fraction: float = eqx.field(static=True, default=0.2)
 
@@ -256,7 +256,7 @@ class TrimmedMean(Memoryless):
 
 
 class Median(Memoryless):
-    """Coordinate by coordinate, the median."""
+    """Coordinate-wise median."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         m = received.mask.sum()
@@ -264,7 +264,7 @@ class Median(Memoryless):
 
 
 def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Shares]:
-    """Mean of the values ranked first..end by coordinate; a client's share is its part of these values."""
+    """Average the values of ranks first to end - 1 by coordinate; shares are their fractions."""
     values = jnp.where(received.mask[:, None], received.models, jnp.inf)
     ranks = jnp.argsort(jnp.argsort(values, axis=0), axis=0)
     kept = (ranks >= first) & (ranks < end)
@@ -316,7 +316,7 @@ class EpisodeRecord(eqx.Module):
     shares: Float[Array, "*batch time entities"]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per task and round, with a column for each client's share."""
+        """Return one row per task and round, with a column for each client's share."""
         tasks, rounds = self.tested.shape
         columns = {
             "task": np.repeat(np.arange(tasks), rounds),

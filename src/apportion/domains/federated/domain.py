@@ -25,7 +25,7 @@ class FederatedDomain(Domain):
         digits = read_digits(settings)
         if isinstance(settings, GradientSettings):
             kinds_of(settings.kinds)
-        # JAX starts here, after the user's own mistakes are refused.
+        # This imports JAX, so it follows the validation of the user's files and settings.
         from apportion.domains.federated.evaluation import prepare_mixture, prepare_paper
 
         if isinstance(settings, PPOSettings):

@@ -1,7 +1,7 @@
 """Train an aggregation policy and test it in federations of unseen clients.
 
-The measure is the test accuracy of the aggregate minus FedAvg's, paired by task, after the last round and
-averaged over the rounds; for a policy of many kinds, also its worst kind.
+The metric is the test accuracy of the aggregate minus that of FedAvg, paired by task, after the
+last round and averaged over the rounds. For a policy of many kinds, it is also given by kind.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 
 _UNSEEN_CLIENTS = 10
-"""Clients of each federation in which a policy of many kinds is tested."""
+"""Number of clients of each federation that tests a policy of many kinds."""
 
 
 def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:

@@ -1,9 +1,9 @@
 """Federated learning as an allocation problem: shares a_{i,n} average the clients' models v_{i,n}.
 
-In a round every client trains from the aggregate, the server scores the submitted models on its evaluation
-set, the policy sees the last H scores of each, and the reward is R_t = L(sum_i a_i v_i), the aggregate's
-accuracy. The state holds the models just submitted; an episode is one scan, and many episodes one `vmap`.
-`clients.py` has the clients' training.
+In each round every client trains from the aggregate, and the server scores the submitted models on
+its evaluation set. The policy observes the last H states of each client. The reward is
+R_t = L(sum_i a_i v_i), the accuracy of the aggregate. The state contains the submitted models. An
+episode is one `scan`, and many episodes are one `vmap`. `clients.py` has the clients' training.
 
 A world is a federation with its tasks: the paper's (`paper_world`), or many kinds of federations for
 training (`training_world`) and for tests on other clients (`unseen_world`).
@@ -83,9 +83,9 @@ class FederationState(eqx.Module):
     present: Bool[Array, " entities"]
     """Clients that took part in the round."""
     trusted: Bool[Array, " entities"]
-    """Those of them that pass the screening by the server's samples."""
+    """Clients that took part and passed the screening on the server's samples."""
     doubted: Bool[Array, " entities"]
-    """Clients that failed it in their last round."""
+    """Clients that failed the screening in their last round."""
     absent: Float[Array, " entities"]
     """Rounds since each client last took part and was trusted."""
     move: Model
@@ -94,7 +94,7 @@ class FederationState(eqx.Module):
     rate: Float[Array, ""]
     """Step size of the clients in the episode."""
     participation: Float[Array, ""]
-    """Fraction of the clients that takes part in each of its rounds."""
+    """Fraction of the clients that takes part in each round of the episode."""
 
 
 class Federation(Problem):
@@ -107,17 +107,17 @@ class Federation(Problem):
     settings : FederationSettings
         The clients' training and the policy's state.
     sets : {"disjoint", "paper"}
-        `disjoint`: no image is in both sets; `paper`: the test set is all the server's images.
+        `disjoint`: no image is in both sets; `paper`: the test set has all the server's images.
     participation : float or tuple of float
-        Fraction of a task's clients that takes part in a round; each episode draws one of several.
+        Fraction of a task's clients that takes part in a round; of several, each episode draws one.
     rates : tuple of float, optional
         Smallest and largest step size of the clients, drawn log-uniformly in every episode; by default
         `settings.client_rate`.
     drawn : tuple of int, optional
-        Fewest and most evaluation images that the server has in an episode, drawn in every episode; all
-        of them by default.
+        Smallest and largest number of the server's evaluation images in an episode, drawn for every
+        episode; by default all.
     gate : bool
-        Whether a quarter of the server's images is kept from the policy, for the gate.
+        Whether a quarter of the server's images is reserved for the gate, unseen by the policy.
     """
 
     images: Float[Array, "samples side side"]
@@ -201,7 +201,7 @@ class Federation(Problem):
 
     @property
     def channels(self) -> int:
-        """Channels of the policy's state."""
+        """Number of channels of a client's state."""
         return self.state.channels
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> FederationState:
@@ -236,7 +236,7 @@ class Federation(Problem):
         return ServerSamples(places, real & ~kept, kept)
 
     def _own_circumstances(self, key: PRNGKeyArray) -> tuple[Array, Array]:
-        """Step size of the clients and participation in an episode."""
+        """Draw the step size of the clients and the participation of an episode."""
         rate, fractions = self.learning_rate, jnp.array(self.participation, jnp.float32)
         rate_key, fraction_key = jax.random.split(key)
         if self.rates is not None:
@@ -255,7 +255,7 @@ class Federation(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Step:
-        # Present clients divide the shares of absent ones.
+        # The shares of absent clients are redistributed to present ones.
         shares = jnp.where(state.present, allocation, 0.0)
         shares = shares if self.whole else shares / jnp.maximum(shares.sum(), 1e-12)
         aggregate = average(shares, state.models)
@@ -276,7 +276,7 @@ class Federation(Problem):
         return Step(following, reward, jnp.array(False), following.n >= self.horizon)
 
     def test_accuracy(self, model: Model) -> Float[Array, ""]:
-        """Accuracy on the test set."""
+        """Compute the accuracy on the test set."""
         return self.correct(model[None, :], self.test).sum()
 
     def _round(self, task, last, aggregate, held, key) -> FederationState:
@@ -302,7 +302,7 @@ class Federation(Problem):
         updates, rounds = models - aggregate[None, :], n.astype(jnp.float32)
         submission = Submission(updates, trusted, counts, last.absent, move, rounds, scores)
         shown = self.state(submission)[:, None, :]
-        # A client that was away has no recent past: its present state fills the window.
+        # After an absence the past states are outdated, so the present state fills the window.
         past = jnp.where(last.absent[:, None, None] > 0, shown, last.history[:, 1:])
         latest = jnp.concatenate([past, shown], axis=1)
         history = jnp.where(trusted[:, None, None], latest, last.history)
@@ -317,7 +317,7 @@ class Federation(Problem):
     def _screened(
         self, models: Models, start: Model, present: Bool[Array, " entities"], last: FederationState
     ) -> tuple[Float[Array, "_ samples"], Bool[Array, " entities"]]:
-        """Probabilities of the right answers, those of `start` last, and which clients are trusted."""
+        """Return probabilities of the right answers, with `start` last, and the trusted clients."""
         own = last.server
         labels, real = self.labels[own.places], own.shown | own.kept
         chances, guesses = self.guesses(jnp.concatenate([models, start[None]]), own.places)
@@ -332,10 +332,10 @@ class Federation(Problem):
     def _participants(
         self, task: Task, n: Int[Array, ""], fraction: Float[Array, ""], key: PRNGKeyArray
     ):
-        """Clients of round n, as a mask and as positions; the number of positions is static."""
+        """Return the clients of round n as a mask and as positions, whose number is static."""
         here = task.mask
         if not self.whole:
-            # The middle of the round, safe from rounding.
+            # The middle of a round is not affected by rounding errors.
             lived = ((n + 0.5) / self.horizon - self.comes[task.members]) % 1.0
             here = here & (lived < self.stays[task.members])
         if self.participation == (1,):
@@ -343,7 +343,7 @@ class Federation(Problem):
         # No client has this identity, so the draw is independent of all batches.
         chance = jax.random.uniform(jax.random.fold_in(key, 2**31 - 1), (task.width,))
         order = jnp.argsort(jnp.where(here, chance, 2.0))
-        # In float32 a fraction may be a little too large; it must not add a client.
+        # Rounding in float32 can make a fraction slightly too large, which must not add a client.
         count = jnp.ceil(fraction * here.sum() - 1e-4)
         present = jnp.argsort(order) < count
         return present, order[: math.ceil(max(self.participation) * task.width)]
@@ -361,7 +361,7 @@ class Federation(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Model:
-        """Train a client from the aggregate in round n; an attacker mislabels or scales its update."""
+        """Train a client from the aggregate in round n; attackers mislabel or scale updates."""
         index, attacks = self.index[client], n >= self.begins[client] * self.horizon
         labels = jnp.where(attacks, self.local_labels[client], self.labels[index])
         owned = Owned(self.images, index, labels, self.counts[client])
@@ -384,7 +384,7 @@ class Federation(Problem):
     def chances(
         self, models: Models, chosen: Int[Array, " chosen"]
     ) -> Float[Array, "entities chosen"]:
-        """Probability that each model gives to the right class of each chosen image."""
+        """Compute the probability of the right class of each chosen image under each model."""
         return self.guesses(models, chosen)[0]
 
     def answers(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
@@ -416,11 +416,11 @@ class Federation(Problem):
         return chances, guesses
 
     def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
-        """Cross-entropy on the chosen images."""
+        """Compute the cross-entropy on the chosen images."""
         return -jnp.log(self.chances(model[None, :], chosen) + 1e-9).mean()
 
     def correct(self, models: Models, chosen: Int[Array, " chosen"]) -> Float[Array, "entities _"]:
-        """Fraction of the chosen images that is of a class and that each model gets right."""
+        """Compute the fraction of the chosen images that is of each class and right, by model."""
         _, right = self.answers(models, chosen)
         return right @ jax.nn.one_hot(self.labels[chosen], self.classes) / chosen.shape[0]
 
@@ -453,7 +453,7 @@ def paper_world(
     digits : Digits
         The images to distribute.
     seeds : sequence of int
-        One split of the images for each.
+        Seeds of the splits of the images.
     """
     digits = digits.pooled(settings.pooling)
     deals = {
@@ -484,10 +484,10 @@ def training_world(
     participation: float | tuple[float, ...] = 1.0,
     rates: tuple[float, float] | None = None,
 ) -> tuple[Federation, Task]:
-    """Build federations of the settings' kinds and sizes for training; options as in `Federation`.
+    """Build training federations of the settings' kinds and sizes; options as in `Federation`.
 
-    Training and unseen federations share no image: the server of the training world holds a part of the
-    clients' images, and the server's own images are for the unseen world.
+    Training and unseen federations share no image: the server of the training world holds a part of
+    the clients' images, and only the unseen world uses the images of `digits.server`.
     """
     digits = digits.pooled(settings.pooling)
     places, _ = halves(digits)
@@ -522,12 +522,12 @@ def unseen_world(
     Parameters
     ----------
     settings, digits : FederationSettings, Digits
-        As in `Federation`; the digits are at full size.
+        As in `Federation`; the digits are not pooled yet.
     wanted : sequence of (str, int, int)
         Kind, number of clients and seed of each federation.
     samples : int, optional
-        Images of the server, `settings.evaluation` by default; each episode draws them from half as many
-        more.
+        Number of the server's images, `settings.evaluation` by default. Each episode draws them
+        from a larger set, if the server has more.
     participation : float
         Fraction of a federation's clients that takes part in a round.
     """

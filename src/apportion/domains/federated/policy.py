@@ -1,8 +1,8 @@
-"""A policy that starts as FedAvg: shares = softmax(log FedAvg's share + f(x_i)), f zero at first.
+"""A policy that starts as FedAvg: shares = softmax(log FedAvg's share + f(x_i)), f = 0 at first.
 
-Pooled over the clients, the same network also decides the server's step eta in [least, 3] and momentum mu
-in [0, .9]: v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}). They start as 1 and 0, which
-is FedAvg.
+The features of the same network, pooled over the clients, determine the server's step eta in
+[least_step, 3] and momentum mu in [0, .9], which are 1 and 0 at first, as in FedAvg:
+v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}).
 
 The package contains a trained policy; docs/tutorials/flower.md has its model card.
 """
@@ -69,12 +69,12 @@ class AggregationPolicy(LogitPolicy):
         Whether to add every channel standardised over the clients, and to pool by the spread as well as
         by the mean.
     least_step : float
-        Lower bound on the server's step. Training looks one round ahead and so prefers short steps, which
-        average the clients' noise and cost speed only in later rounds.
+        Lower bound on the server's step. Training considers one round at a time and so prefers
+        short steps, which reduce the clients' noise but slow down later rounds.
     head : Head, optional
         Bounds on the shares.
     key : PRNGKey
-        Random key of the first parameters.
+        Random key of the initial parameters.
 
     Examples
     --------
@@ -122,7 +122,7 @@ class AggregationPolicy(LogitPolicy):
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> _ClientFeatures:
-        # The share in units of an equal share; rounds before the first are zero.
+        # Shares are relative to an equal share; rounds before the first are zero.
         log_share = history[:, -1, 0]
         lived = mask[:, None] & (history[..., 0] != 0)
         apart = jnp.where(lived, history[..., 0] + jnp.log(mask.sum()), 0.0)
@@ -159,7 +159,7 @@ class AggregationPolicy(LogitPolicy):
 
 
 def _mean(values: Array, mask: Mask) -> Array:
-    """Mean over the real clients."""
+    """Compute the mean over the real clients."""
     real = mask.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.where(real, values, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
 
@@ -172,7 +172,7 @@ def _standing(seen: History, mask: Mask) -> History:
 
 
 def _within(value: Array, low: Array | float, high: Array | float) -> Array:
-    """Clip a value but keep its gradient, so that learning goes on at a bound."""
+    """Clip a value but keep its gradient, so that learning continues at a bound."""
     return value + jax.lax.stop_gradient(jnp.clip(value, low, high) - value)
 
 
@@ -181,12 +181,12 @@ FOLDER = Path(__file__).parent / "policy_files"
 
 @cache
 def shipped_policy() -> AggregationPolicy:
-    """Load the shipped policy, for the state `invariant` over five rounds."""
+    """Load the shipped policy, which reads the state `invariant` of five rounds."""
     policy = load_policy(FOLDER)
     assert isinstance(policy, AggregationPolicy)
     return policy
 
 
 def shipped_fingerprint() -> str:
-    """Short digest of the shipped policy, for the provenance of results."""
+    """Return a short digest of the shipped policy, for the provenance of results."""
     return hashlib.sha256((FOLDER / "policy.safetensors").read_bytes()).hexdigest()[:16]

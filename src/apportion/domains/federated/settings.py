@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from apportion.priority import Priority
 
 _FEDAVG_VARIANCE = 0.005
-"""Variance of the accuracy over an episode of FedAvg, which rises from .55 to .90 in 50 rounds."""
+"""Variance of FedAvg's accuracy over an episode in which it rises from .55 to .90 in 50 rounds."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class FederationSettings(TrainingSettings):
     images: Path | None = None
     """Image file such as mnist.npz; by default the embedded 5,000 digits."""
     method: Method = "mtl"
-    """mtl draws kinds uniformly, pmtl prefers kinds with little gain over FedAvg, stl uses only the first
-    task."""
+    """mtl samples tasks uniformly, pmtl prioritises them (with the learner gradient: those with
+    little gain over FedAvg), stl trains on the first task only."""
     pooling: int = 2
-    """Side of the pixel squares that are averaged; 1 keeps 28 x 28."""
+    """Side in pixels of the squares that are averaged into one pixel; 1 keeps 28 x 28 pixels."""
     samples: int = 80
     """Images per client."""
     unseen: int = 2
@@ -48,9 +48,9 @@ class FederationSettings(TrainingSettings):
     client_rate: float = 0.15
     """Step size of the clients' SGD."""
     evaluation: int = 200
-    """Images on which the server scores models."""
+    """Number of images on which the server scores models."""
     test: int = 1000
-    """Images on which the aggregate is tested."""
+    """Number of images on which the aggregate is tested."""
     state: Literal["invariant", "raw", "accuracy", "rich"] = "invariant"
     """State of a client, the policy's input."""
     window: int = 5
@@ -66,9 +66,9 @@ class FederationSettings(TrainingSettings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the clients' computations."""
     block: int = 400
-    """Images per block in scoring."""
+    """Number of images that are scored at once."""
     chunk: int = 40
-    """Steps between two reports of progress, saves and checks for a signal."""
+    """Updates between two checkpoints, at which the run reports progress, is saved and can stop."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -77,7 +77,7 @@ class FederationSettings(TrainingSettings):
         self.check_at_least(1, "rounds", "epochs", "batch", "evaluation", "test", "window", "block")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return JSON-serialisable values."""
         return asdict(self) | {"images": None if self.images is None else self.images.name}
 
 
@@ -90,8 +90,8 @@ class GradientSettings(FederationSettings):
     """
 
     learner: Literal["gradient"] = "gradient"
-    """gradient: direct gradient through the aggregation, over federations of all kinds; ppo: the paper's
-    policy, on its own split."""
+    """gradient: direct gradient through the aggregation, over federations of all kinds; ppo: the
+    paper's policy, on the paper's split."""
     state: Literal["invariant"] = "invariant"
     """State of a client, the policy's input."""
     kinds: str = "all"
@@ -109,7 +109,7 @@ class GradientSettings(FederationSettings):
     logarithm: bool = True
     """Whether to minimise the log of the loss, so that late rounds count as much as early ones."""
     beta: float = 0.0
-    """Correction of the sampling bias (pmtl); 0 gives frequently sampled tasks more weight."""
+    """Exponent of the importance weights (pmtl); 0 gives frequently sampled tasks more weight."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -126,40 +126,40 @@ class GradientSettings(FederationSettings):
 class PPOSettings(FederationSettings):
     """Learn to aggregate clients' models as in the paper: PPO, on the paper's split of the digits.
 
-    `reduced_size` and `paper_size` are the paper's own federation.
+    `reduced_size` and `paper_size` return settings of the paper's federation.
     """
 
     learner: Literal["ppo"] = "ppo"
-    """ppo: the paper's policy, on its own split; gradient: direct gradient through the aggregation, over
-    federations of all kinds."""
+    """ppo: the paper's policy, on the paper's split; gradient: direct gradient through the
+    aggregation, over federations of all kinds."""
     state: Literal["raw", "accuracy", "rich"] = "accuracy"
-    """State of a client: raw is the accuracy of its model, as in the paper; accuracy is the difference from
-    the mean over the clients, scaled; rich adds the accuracy by class."""
+    """State of a client: raw is the accuracy of its model, as in the paper; accuracy is the scaled
+    difference of raw from the mean over the clients; rich adds the accuracy by class."""
     clients: tuple[int, int] = (28, 18)
     """Numbers of clients with the digits 0-5 and with 6-9."""
     seen: tuple[int, int] = (18, 11)
     """Numbers of these clients in training tasks; the others are in unseen tasks."""
     task_sizes: tuple[int, int] = (8, 2)
-    """Clients of each kind in a task."""
+    """Numbers of clients of the two groups in a task."""
     unlike: bool = False
-    """Whether tasks differ: 1 to 4 clients of the second kind, and each client with its own label mix."""
+    """Whether tasks have 1 to 4 clients of the second group, and clients their own label mixes."""
     tasks: int = 10
     """Number of training tasks T."""
     sets: Literal["disjoint", "paper"] = "disjoint"
     """Whether the test set excludes the evaluation set, or contains it as in the paper."""
     gamma: float = 0.9
-    """Discount."""
+    """Discount factor."""
     scorer: ScorerName = "reward-variance"
     """Score of a task."""
 
     def priority(self, first_score: float | None = None) -> "Priority":
-        """Start scores on the scorer's scale: next to 1, variances of accuracies would not matter."""
+        """Return the task sampler; the default initial score is on the scale of the scorer."""
         usual = _FEDAVG_VARIANCE if self.scorer == "reward-variance" else 1.0
         return super().priority(usual if first_score is None else first_score)
 
 
 def reduced_size(**changes: Any) -> PPOSettings:
-    """Return the settings of the paper's federation and learner, small enough for two cores.
+    """Return the settings of the paper's federation and learner, reduced in size for two cores.
 
     Parameters
     ----------

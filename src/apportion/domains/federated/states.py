@@ -1,8 +1,8 @@
-"""State of each client, x_{i,n} = f(v_{i,n}), the policy's input: a function of its model, not of its data.
+"""State of each client, x_{i,n} = f(v_{i,n}): the policy's input, computed without its data.
 
-The paper's state is the accuracy of the client's model on the server's evaluation set (`Raw`). `Invariant`
-is the default. It depends on samples and not on classes: renaming classes changes nothing, and any number
-of classes or any score serves. `Accuracy` and `Rich` are variants of the paper's state for Figure 6.
+The paper's state is the accuracy of the client's model on the server's evaluation set (`Raw`).
+`Invariant` is the default. It depends on samples instead of classes, so it supports any score and
+any number of classes. `Accuracy` and `Rich` are variants of the paper's state for Figure 6.
 """
 
 from abc import abstractmethod
@@ -24,22 +24,22 @@ class SampleScores(eqx.Module):
 
     models: Float[Array, "entities samples"]
     towards: Float[Array, "entities samples"]
-    """FedAvg's aggregate moved a quarter of the way to the client's model."""
+    """Scores of FedAvg's aggregate moved a quarter of the way to the client's model."""
     fedavg: Float[Array, " samples"]
-    """FedAvg's aggregate."""
+    """Scores of FedAvg's aggregate."""
     before: Float[Array, " samples"]
-    """The aggregate that the clients started from."""
+    """Scores of the aggregate that the clients started from."""
     shown: Bool[Array, " samples"]
-    """The samples that the policy may see; the others are for the gate."""
+    """Whether the policy sees each sample; the others are for the gate or padding."""
 
 
 class ClassScores(eqx.Module):
     """Accuracy on the evaluation set by class."""
 
     correct: Float[Array, "entities classes"]
-    """Fraction of the set that is of a class and classified correctly."""
+    """Fraction of the set that belongs to each class and is classified correctly."""
     frequency: Float[Array, " classes"]
-    """Fraction of the set that is of a class."""
+    """Fraction of the set that belongs to each class."""
 
 
 class Submission(eqx.Module):
@@ -71,7 +71,7 @@ class ClientState(eqx.Module):
 
     channels: ClassVar[int]
     reads: ClassVar[Literal["classes", "samples"]]
-    """Which scores it needs."""
+    """Kind of scores that the state needs."""
 
     @abstractmethod
     def __call__(self, submission: Submission) -> Channels:
@@ -79,7 +79,7 @@ class ClientState(eqx.Module):
 
 
 class Raw(ClientState):
-    """The paper's state: the accuracy on the evaluation set, as it is."""
+    """The paper's state: the accuracy on the evaluation set, not scaled."""
 
     channels = 1
     reads = "classes"
@@ -120,21 +120,21 @@ class Rich(ClientState):
 
 
 QUARTER = 0.25
-"""Step from FedAvg's aggregate towards each client's model at which it is scored."""
+"""Fraction of the way from FedAvg's aggregate to a client's model at which a model is scored."""
 _MAX_COUNT_RATIO = 10.0
 """Cap on sample counts, as a multiple of the median count."""
 
 
 def _lower_median(values: Any, mask: Any) -> Any:
-    """Median of the real values, the lower of two."""
+    """Return the median of the real values, or the lower of two middle values."""
     xp = values.__array_namespace__()
     return xp.sort(xp.where(mask, values, xp.inf))[(mask.sum() - 1) // 2]
 
 
 def shares_by_samples(counts: Any, mask: Any) -> Any:
-    """FedAvg's shares with capped counts, so that no client dominates by reporting many samples.
+    """Compute FedAvg's shares with capped counts, so that no client dominates by a large count.
 
-    Takes JAX arrays (simulator) or NumPy arrays (Flower).
+    Accepts JAX arrays (simulator) or NumPy arrays (Flower).
     """
     xp = counts.__array_namespace__()
     real = xp.where(mask, counts, 0.0)
@@ -143,30 +143,31 @@ def shares_by_samples(counts: Any, mask: Any) -> Any:
 
 
 _LEAST_ACCURACY_RATIO = 2 / 3
-"""A client passes the screening with this fraction of the median client's accuracy.
+"""Smallest accuracy, relative to the median client's, with which a client passes the screening.
 
-Chosen among 1/2 and 2/3 in trials with ten clients and 200 samples: the ratio was above .65 for 99 % of
-honest clients. For clients that shift all labels it was mostly .3 to .6 if they train far, and .6 to 1 if
-they train little; the screening does not see the latter."""
+Chosen from 1/2 and 2/3 in trials with ten clients and 200 samples: the ratio was above .65 for 99 %
+of honest clients. For clients that shift all labels it was mostly .3 to .6 after long training, and
+.6 to 1 after short training; the screening does not detect the latter."""
 UNCHANGED_RATIO = 0.01
 """A model is unchanged if its update is shorter than this fraction of the median update."""
 
 
 def is_trusted(right: Any, before: Any, known: Any, norms: Any, doubted: Any, mask: Any) -> Any:
-    """Whether each client passes the screening by the server's samples; others get no share.
+    """Whether each client passes the screening on the server's samples; others get no share.
 
-    A client fails if it is right on less than two thirds as many of the samples it claims to know as the
-    median client, by more than a standard error, or if it sends the model back unchanged. A client that
-    failed in its last round gets no such allowance. A client claims to know a sample as far as it names
-    the sample's class as often as the class occurs: one that holds two classes of ten is wrong on most
-    samples and right on those it claims to know. If at least half of the clients fail, all pass.
+    A client fails if its accuracy on the samples that it claims to know is below two thirds of the
+    median client's by more than a standard error, and below that of the model sent out. A client
+    that failed in its last round has no tolerance of a standard error. A client also fails if it
+    returns the model unchanged. Clients claim to know a class in proportion to how often they name
+    it, at most as often as it occurs. With two classes of ten a client is wrong on most samples and
+    right on those that it claims to know. If at least half of the clients fail, all pass.
 
     Parameters
     ----------
     right, known : array of shape (clients, samples)
-        Whether an answer is right, and how far the client claims to know the sample, in [0, 1].
+        Whether an answer is right, and the degree to which the client claims to know it, in [0, 1].
     before : array of shape (samples,)
-        Whether the answers of the model sent out are right.
+        Whether each answer of the model sent out is right.
     norms, doubted, mask : array of shape (clients,)
         Lengths of the updates, whether the client failed in its last round, and which rows are clients.
 
@@ -185,7 +186,7 @@ def is_trusted(right: Any, before: Any, known: Any, norms: Any, doubted: Any, ma
     hits = (known * right).sum(1)
     least = _LEAST_ACCURACY_RATIO * _lower_median(hits / asked, mask)
     allowance = xp.where(doubted, 0.0, xp.sqrt(least * (1 - least) / asked))
-    # Half a sample more: the continuity correction of the normal approximation.
+    # The 0.5 is the continuity correction of the normal approximation.
     passes = (hits + 0.5) / asked >= least - allowance
     passes = (passes | (hits >= (known * before).sum(1))) & mask
     passes = passes & (norms >= UNCHANGED_RATIO * _lower_median(norms, mask))
@@ -204,7 +205,7 @@ GEOMETRY_CHANNELS = 9
 
 
 def _geometry(submission: Submission) -> Channels:
-    """Geometry of the updates and sample counts.
+    """Compute the channels of the geometry of the updates and of the sample counts.
 
     The first channel is the log of FedAvg's share, as `AggregationPolicy` expects.
     """
@@ -242,7 +243,7 @@ def _geometry(submission: Submission) -> Channels:
 class Invariant(ClientState):
     """Geometry of the updates, sample counts, and scores on the server's samples; independent of classes.
 
-    Samples that most models get wrong have more weight: a model that gets them right comes from rare data.
+    One channel weights samples by errors: a model that is right where most are wrong has rare data.
     """
 
     channels = GEOMETRY_CHANNELS + 8

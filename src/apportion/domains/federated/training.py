@@ -1,10 +1,10 @@
-"""Training aggregation policies: the paper's PPO, and direct gradient through the aggregation.
+"""Training of aggregation policies: the paper's PPO, and direct gradient through the aggregation.
 
-`train_paper_policies` is the paper's PPO on its own split; runs differ in seed and method.
+`train_paper_policies` runs the paper's PPO on the paper's split; runs differ in seed and method.
 `train_mixture` trains one policy for many kinds of federations by `ThroughRounds`:
-theta <- theta - grad sum_n L(v_{n+1}), the gradient of the aggregate's loss in the policy's shares, step
-and momentum. The gradient stops between rounds: through the clients' own training it takes twice the time
-and is no better. The reward is minus the loss, compared with FedAvg's on the same models.
+theta <- theta - grad sum_n L(v_{n+1}), the gradient of the aggregate's loss in the policy's shares,
+step and momentum. The gradient stops between rounds: a gradient through the clients' training takes
+twice the time and is no better. The reward is minus the loss; FedAvg's is for the same models.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _ADAM = optax.scale_by_adam(b2=0.99)
 
 
 class _Walked(eqx.Module):
-    """An episode's losses of the aggregate and of FedAvg's, and its shares."""
+    """Losses of the aggregate and of FedAvg's aggregate in an episode, and the shares."""
 
     losses: Float[Array, "*time"]
     plain: Float[Array, "*time"]
@@ -58,15 +58,15 @@ class ThroughRounds(Learner):
     updates : int
         Total number of updates, for the decay.
     others, together : Task, int
-        An update has `together` tasks: the drawn one and `together` - 1 of `others`, drawn uniformly.
+        An update has `together` tasks: the sampled one, and others drawn uniformly from `others`.
     logarithm : bool
-        Whether to minimise the log of the loss: the loss itself is large in early rounds and so
-        neglects late ones.
+        Whether to minimise the log of the loss, because early rounds, in which the loss is large,
+        would otherwise dominate.
     gated : bool
-        Whether rounds continue from the model that passes the gate of `Learned`, as in use.
+        Whether rounds continue from the model that passes the gate of `Learned`, as in deployment.
     server : AggregationPolicy, optional
-        Decides step and momentum, so that only shares are learned: the gradient looks one round ahead,
-        and step and momentum pay off in later rounds.
+        Policy that decides step and momentum, so that only shares are learned. The gradient covers
+        one round, but step and momentum take effect in later rounds.
     """
 
     rollouts: int = eqx.field(static=True, default=2)
@@ -138,7 +138,7 @@ class ThroughRounds(Learner):
         return Update(eqx.apply_updates(policy, step), following, evidence)
 
     def _together(self, task: Task, key: PRNGKeyArray) -> tuple[Task, Key[Array, " tasks"]]:
-        """Tasks of an update, the drawn one first, and a key for each."""
+        """Return the tasks of an update, with the sampled one first, and a key for each."""
         alone = jax.tree.map(lambda leaf: leaf[None], task)
         if self.together == 1:
             return alone, key[None]
@@ -174,7 +174,7 @@ class ThroughRounds(Learner):
 
 
 def shortfall(evidence: Evidence) -> Float[Array, ""]:
-    """Score a task by how little the policy gains over FedAvg: exp(-10 x gain in loss), in [.05, 20]."""
+    """Score a task by exp(-10 g) in [.05, 20], where g is the policy's gain over FedAvg in loss."""
     gain = evidence.mean(evidence.rewards - evidence.equal_rewards)
     return jnp.clip(jnp.exp(-10 * gain), 0.05, 20.0)
 
@@ -191,8 +191,8 @@ def train_paper_policies(
 ) -> TrainingResult:
     """Train one policy for each (tasks, method, seed) triple, all in one `vmap`.
 
-    Single-task learning repeats its one task, so that all methods share a program. `axes` marks the leaves
-    of the federation that differ by run.
+    Single-task learning repeats its one task, so that all methods share a compiled program. `axes`
+    marks the leaves of the federation that differ by run.
     """
     own = [
         t[np.zeros(len(t), int)] if method == "stl" else t
@@ -203,7 +203,7 @@ def train_paper_policies(
     policies = eqx.filter_vmap(
         lambda key: Recurrent(federation.channels, settings.hidden, key=key)
     )(policy_keys)
-    # Equal chunks: a shorter last one would compile another program.
+    # Chunks have equal lengths, because a shorter last one would compile another program.
     length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
     return train(
         federation,

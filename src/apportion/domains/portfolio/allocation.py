@@ -25,7 +25,7 @@ from apportion.simplex import Allocation, Head
 from apportion.tasks import Task
 
 _LARGEST_QUANTITY = 1e15
-"""Double precision does not represent cents of larger amounts exactly."""
+"""Largest quantity in a file; double precision cannot represent cents of larger amounts."""
 _FORM = "write a CSV with columns ticker and share, or ticker and quantity with a row for cash"
 
 
@@ -67,7 +67,7 @@ class TrainedPolicy:
             ) from None
 
     def series(self, prices: Prices) -> Prices:
-        """Return the prices with the series that the policy reads."""
+        """Return the prices with only the series that the policy observes."""
         if prices.channels < self.channels:
             raise InputError(
                 "the policy reads close, high and low, but the prices have closes only; "
@@ -76,7 +76,7 @@ class TrainedPolicy:
         return replace(prices, high=None, low=None) if self.channels == 1 else prices
 
     def shares(self, prices: Prices, held: np.ndarray | None = None) -> dict[str, float]:
-        """Return the shares for the period after the last day by name, with cash first if held."""
+        """Return the shares by name for the period after the last day; cash, if any, is first."""
         wanted = next_allocation(self.policy, prices, window=self.window, held=held, head=self.head)
         shares = wanted.astype(float)
         names = (CASH, *prices.tickers) if self.head.cash else prices.tickers
@@ -102,7 +102,7 @@ def next_allocation(
     window : int
         Days of history that the policy observes.
     held : array, optional
-        Today's drifted shares, with cash first; equal shares by default.
+        Today's drifted shares, with cash first if the policy can hold it; equal shares by default.
     head : Head, optional
         Floor, cap and cash that the policy was trained with.
 
@@ -246,7 +246,7 @@ def allocate_next(
             )
         values = amounts * np.nan_to_num(close)
     invested = values if cash else values[1:]
-    # Holdings of money alone start from equal shares.
+    # If only cash is held and the policy cannot hold it, the allocation starts from equal shares.
     held = invested / invested.sum() if invested.sum() > 0 else None
     shares = trained.shares(prices, held)
     names = (*prices.tickers, CASH) if cash or values[0] > 0 else prices.tickers

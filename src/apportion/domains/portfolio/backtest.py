@@ -1,8 +1,8 @@
 """Backtests of strategies on a set of instruments, net and gross of costs.
 
-At the close before the first period wealth is 1 and shares are equal; costs are exact. A trained policy
-is compared with baselines on days after its training. Its weekly gains over a baseline are the input of a
-certificate.
+Wealth is 1 and shares are equal at the close before the first period; costs are exact. A trained
+policy is compared with baselines on days after its training. Its weekly gains over a baseline are
+the input of a certificate.
 """
 
 import warnings

@@ -17,7 +17,7 @@ from apportion.policy import Recurrent
 from apportion.runs.progress import Progress
 
 _REPETITIONS, _TESTED_TASKS, _TESTED_YEARS = 4, 8, 6
-"""The test years have 252 trading days each and are the last in the prices."""
+"""Repetitions, test tasks in each, and test years of 252 days at the end of the prices."""
 
 
 def demonstrate_portfolio(seed: int, progress: Progress) -> Demonstration:

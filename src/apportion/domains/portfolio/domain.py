@@ -41,7 +41,7 @@ _GLOSSARY = {
 
 @dataclass(frozen=True)
 class PriceOptions:
-    """Prices of a command."""
+    """Price file, and the moves to accept in it."""
 
     prices: Path | None = None
     """CSV or Parquet file of daily prices; by default the prices that the run was trained on."""
@@ -51,9 +51,9 @@ class PriceOptions:
 
 @dataclass(frozen=True)
 class PortfolioBacktestOptions(PriceOptions):
-    """Net and gross of costs, with wealth 1 at the close before --start.
+    """Results are net and gross of costs, with wealth 1 at the close before --start.
 
-    The first period ends on the first trading day on or after it; earlier rows are used as history.
+    The first period ends on the first trading day on or after --start; earlier rows are history.
     """
 
     start: str | None = None

@@ -26,8 +26,8 @@ from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, Bounds, Head, Scalar, equal_shares, equal_within
 from apportion.tasks import Task
 
-# Newton's method on a concave piecewise-linear equation ends after finitely many pieces. At realistic
-# commissions the initial value is already on the last piece or the one next to it.
+# Newton's method on a concave piecewise-linear function ends after finitely many steps. At
+# realistic commissions the initial value is on the piece of the root or on the one next to it.
 _NEWTON_STEPS = 6
 
 
@@ -119,7 +119,7 @@ class Market(Problem):
     costs : Costs
         Transaction costs.
     tracking : array of shape ()
-        Weight of the penalty on the squared difference of log growth from equal shares; the paper has 0.
+        Weight of the penalty on the squared log growth relative to equal shares; 0 in the paper.
     window : int
         Days of history in an observation.
     horizon, universe : int
@@ -175,7 +175,7 @@ class Market(Problem):
         prices : Prices
             Daily prices.
         start, end : str or datetime64, optional
-            First and last day, both included. By default all periods with a full window before them.
+            First and last day, both included; by default all days with a full window before them.
         window : int
             Days of history in an observation.
         costs : Costs, optional
@@ -303,7 +303,7 @@ class Market(Problem):
 def _rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
     """Return the rows of the first and last period that end between two days, both included.
 
-    The row of a period is that of its closing price; the decision is made at the previous close.
+    A period has the row of its closing price; its decision is made at the previous close.
     """
     days = len(prices.dates)
     first = window if start is None else prices.row(start)
@@ -326,7 +326,7 @@ class Walk(eqx.Module):
     """a_n . y_n, before costs."""
     cost_factor: Float[Array, "*batch time"]
     turnover: Float[Array, "*batch time"]
-    """sum |a_n - w_{n-1}|."""
+    """sum |a_n - w_{n-1}|, purchases plus sales."""
 
     @property
     def log_return(self) -> Float[Array, "*batch time"]:
@@ -364,7 +364,7 @@ def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = 64) 
 def growth_and_sharpe(
     log_return: Float[Array, "*batch time"], days: Int[Array, ""]
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """Compute annual log growth and Sharpe ratio of the first `days` periods; the rest is padding."""
+    """Compute annual log growth and Sharpe ratio of `days` periods; later ones are padding."""
     real = jnp.arange(log_return.shape[-1]) < days
     growth = jnp.where(real, log_return, 0.0).sum(-1) / days
     simple = jnp.where(real, jnp.expm1(log_return), 0.0)

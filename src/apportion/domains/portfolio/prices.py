@@ -25,23 +25,23 @@ Day = str | np.datetime64 | None
 """A day, such as 2019-01-02, or None."""
 _LEAST_DAYS, _LEAST_TICKERS = 33, 2
 _LARGEST_GAP, _LARGEST_MEAN_GAP = 366, 2.0
-"""Days between two daily prices, at most and on average."""
+"""Largest gap between two daily prices, and largest mean gap, in days."""
 _RECENT_DAYS = 5
-"""Last trading days within which a missing price suggests a truncated file."""
+"""Number of last trading days; a series that ends within them suggests a truncated file."""
 _PRICE_RANGE = (1e-30, 1e30)
-"""Prices that single precision can represent and divide."""
+"""Range of prices that single precision can represent and divide."""
 _ROUNDING = 1e-3
 """Relative tolerance for a close above the high or below the low."""
 _SPLITS = (2, 3, 4, 5, 10, 20, 100, 3 / 2, 5 / 4, 8 / 5, 7 / 4)
 _UNUSUAL_MOVES = {"unknown": (0.36, 0.5), "usual": (0.186, 0.5), "high": (0.6, 0.6)}
-"""Log falls and rises, relative to the other instruments, that are unusual, by the volume: 30 % and 65 %;
-17 % and 65 %; at high volume, which shows that the market made the move, 45 % and 82 %."""
+"""Log falls and rises, relative to the other instruments, from which a move is unusual, by volume:
+30 % and 65 % if unknown, 17 % and 65 % if usual, 45 % and 82 % if high (likely a real move)."""
 _SMALLEST_MOVE = 0.09
-"""Log move below which none is unusual."""
+"""Absolute log move up to which no move is unusual."""
 _HIGH_VOLUME_RATIO = 2.5
-"""Ratio to the usual volume above which it is high."""
+"""Ratio to the usual volume above which a volume is high."""
 _LARGEST_MARKET_MOVE = 0.15
-"""Bound on the log move of the market, because all instruments may change their unit on one day."""
+"""Bound on the log move of the market; a larger move may be a change of unit of all instruments."""
 _READ_FIELDS = ("close", "adj close", "high", "low", "volume")
 _NOT_TICKERS = {"", "close", "adj close", "volume"}
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
@@ -96,9 +96,9 @@ class Prices:
     def jumps(self) -> list["Jump"]:
         """Daily moves that look like an unadjusted split or an error.
 
-        These are falls of more than 30 % and rises of more than 65 % relative to the median of the other
-        instruments. If the file has volumes, they include falls of 17 % on ordinary volume. On unusually
-        high volume the market made the move, unless the price halved or almost doubled.
+        These are falls of more than 30 % and rises of more than 65 % relative to the median of the
+        other instruments. If the file has volumes, the limits are 17 % and 65 % on ordinary volume,
+        and 45 % and 82 % on unusually high volume, which suggests a real move.
 
         Examples
         --------
@@ -126,7 +126,7 @@ class Prices:
         usual = np.median(self.volume[max(row - 60, 0) : row, column])
         # After a split of 10:1 the same money trades ten times as many units.
         traded = self.volume[row, column] * min(np.exp(move), 1.0)
-        # An error is reversed on the next day.
+        # A move that is reversed on the next day may be an error at any volume.
         is_reversed = abs(abs(after) - abs(move)) < 0.5 * abs(move)
         if is_reversed or not usual > 0 or np.isnan(traded):
             return "unknown"
@@ -187,7 +187,7 @@ class Prices:
         return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], *others)
 
     def with_tomorrow(self, days: int) -> "Prices":
-        """Return the last `days` rows and a copy of the last one, which no observation contains."""
+        """Return the last `days` rows, and the last again as the next day, which is unobserved."""
         end = len(self.dates) - 1
         last = self._cut(np.append(np.arange(max(end + 1 - days, 0), end + 1), end))
         dates = np.append(last.dates[:-1], day_after(last.dates[-1]))
@@ -431,11 +431,11 @@ def _numbers(column: Any, source: str) -> np.ndarray:
 def _parse(frame: pd.DataFrame, source: str) -> Prices:
     """Validate a table in one of the three layouts; adjust highs and lows by the factor of the closes."""
     frame = _to_long(frame, source)
-    # Without a time of day: 15:00 in UTC is the next day in Tokyo.
+    # A time of day is refused, because 15:00 in UTC is the next day in Tokyo.
     text = _text(frame["date"])
     iso = text.where(text.str.fullmatch(_DAY)).str[:10]
     parsed = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
-    # The date differs between time zones by a day.
+    # Allow one day, by which dates differ between time zones.
     wrong = ~(parsed <= pd.Timestamp.now() + pd.Timedelta(days=1))
     way_out = "write past days of the exchange such as 2019-01-02, without a time of day"
     _refuse_cells(text, wrong, "no day of trading", way_out, source)

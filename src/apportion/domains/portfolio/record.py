@@ -1,7 +1,7 @@
 """Daily returns of strategies: metrics, block intervals, table, JSON and plot.
 
 Every metric is a function of simple returns over the last axis. Intervals come from a jackknife over
-blocks of a month (docs/results/coverage has their coverage).
+blocks of a month (docs/results/coverage reports their coverage).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TRADING_DAYS = 252
 """Trading days per year."""
 EQUAL, LAZY = "equal-crp", "lazy-crp"
-"""Equal shares restored every day, fully or a tenth of the way."""
+"""Names of equal shares that are restored every day, fully or a tenth of the way."""
 HINDSIGHT = frozenset({"best-crp"})
 """Strategies chosen with knowledge of the test period; tables and plots mark them."""
 
@@ -93,11 +93,11 @@ class Backtest:
     tickers: tuple[str, ...]
     """Names of the instruments."""
     cost: float
-    """Commission as a fraction of what is traded."""
+    """Commission, a fraction of the value traded."""
     gross: Mapping[str, np.ndarray]
     """Simple returns of each strategy before costs, (time,)."""
     net: Mapping[str, np.ndarray]
-    """The same after costs."""
+    """Simple returns of each strategy after costs, (time,)."""
     turnover: Mapping[str, np.ndarray]
     """sum |a_n - w_{n-1}| of each period, purchases plus sales."""
     allocations: Mapping[str, np.ndarray]

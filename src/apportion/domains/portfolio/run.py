@@ -1,4 +1,4 @@
-"""A portfolio run: training from a file of prices, and its results.
+"""Training job of a portfolio run on a file of prices, and the results of the run.
 
 Trust, trade fraction and the number of updates are selected on validation years in the training period.
 Prices are read and validated before JAX starts.
@@ -36,7 +36,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
     from apportion.runs.signals import tested_after_training
     from apportion.training import Chunks
 
-    # Settings that do not fit the data raise before the folder is created.
+    # Raise for settings that do not fit the data, before the folder is created.
     training.draw_portfolio_tasks(len(known.tickers), settings)
     training.training_market(known, settings)
 

@@ -1,4 +1,4 @@
-"""Sections on the page of a portfolio run: choice, value over time."""
+"""Sections on the page of a portfolio run: choice of the variant, and value over time."""
 
 from pathlib import Path
 from typing import Any

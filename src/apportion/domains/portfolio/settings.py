@@ -1,9 +1,9 @@
 """Settings of a portfolio run, in Python and on the command line.
 
-The defaults are the practical policy: an ensemble, shrunk to equal shares, that trades part of the way and
-is trained with a penalty on tracking error. `PortfolioSettings.paper()` is the paper's. `apportion train`
-selects trust, trade fraction and the number of updates on validation years. Importing this module does not
-import JAX.
+The defaults are the practical policy: an ensemble, shrunk to equal shares, that trades part of the
+way and is trained with a penalty on tracking error. `PortfolioSettings.paper()` returns the paper's
+settings. `apportion train` selects trust, trade fraction and the number of updates on validation
+years. Importing this module does not import JAX.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class PortfolioSettings(TrainingSettings):
     trade_fraction: float = 0.1
     """Fraction eta of the way from the shares held to the target that is traded each day."""
     tracking_error_weight: float = 15.0
-    """Penalty in the reward on the squared daily difference of log growth from equal shares."""
+    """Weight of the penalty on the squared daily difference of log growth from equal shares."""
     window: int = 31
     """Days of history in an observation, H."""
     batch: int = 109
@@ -56,10 +56,10 @@ class PortfolioSettings(TrainingSettings):
     cash: bool = False
     """Let the policy hold cash, which has no commission and no interest."""
     recency: float = 5e-5
-    """How strongly batches favour recent days."""
+    """Preference of batches for recent days; 0 gives all days the same probability."""
     act_periods: int = 0
-    """Days acted in the sampled task after each update, n_e; with 0, memory is refreshed only by the
-    allocations of each batch."""
+    """Days on which the policy acts in the sampled task after each update, n_e; with 0, memory is
+    refreshed only by the allocations of each batch."""
     held_out: int = 0
     """Instruments held out from training, selected by the seed."""
     max_weight: float = 1.0
@@ -123,19 +123,19 @@ class PortfolioJob(PortfolioSettings):
     """
 
     steps: int = 4000
-    """Updates of each policy, at most (see validation)."""
+    """Largest number of updates of each policy (see validation)."""
     prices: Path | None = None
     """CSV or Parquet file of daily prices; by default the 20 embedded stocks."""
     allow_jumps: tuple[str, ...] | None = None
-    """Accept these large daily moves, each TICKER:DAY; without a value, accept all. Large are falls of 30 %
-    and rises of 65 % relative to the other instruments, and falls of 17 % on ordinary volume."""
+    """Accept these large daily moves, each TICKER:DAY; without a value, accept all. Moves are large
+    from -30 % and +65 % relative to the other instruments, or from -17 % on ordinary volume."""
     until: str | None = None
     """Train only on days before this one, and backtest on the later ones."""
     validation: int = 3
-    """Years at the end of the training period that select trust, trade fraction and the number of updates
-    by the Sharpe ratio, each with a policy trained before it; 0 keeps the given values."""
+    """Last years of training, on which trust, trade fraction and the number of updates are selected
+    by the Sharpe ratio, with policies trained before each year; 0 keeps the given values."""
     chunk: int = 100
-    """Updates between two checkpoints: progress, saving, stopping."""
+    """Updates between two checkpoints, at which the run reports progress, is saved and can stop."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,8 +1,8 @@
 """Simulated market with known conditional mean returns.
 
-r = 0.0003 + 0.008 f + mu + vol e: a common factor f, a regime mu = +-0.001 that lasts 30 days on
-average (momentum), and e, an AR(1) with phi = -0.2 (reversal). An instrument without signal has
-mu = 0 and phi = 0.
+Log returns are r = 0.0003 + 0.008 f + mu + vol e, with a common factor f, a regime mu = +-0.001
+that lasts 30 days on average (momentum), and e, an AR(1) process with phi = -0.2 (reversal). An
+instrument without signal has mu = 0 and phi = 0.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class SimulatedMarket:
     """
 
     prices: Prices
-    """Simulated closes."""
+    """Simulated closes, highs and lows."""
     means: np.ndarray
     """E[r_{i,n} | the past, the regimes], (time, universe)."""
 

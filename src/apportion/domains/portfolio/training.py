@@ -194,7 +194,7 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
 
 
 def compose(members: Policy, settings: PortfolioSettings) -> Policy:
-    """Combine stacked policies into one, with the values of the settings."""
+    """Combine stacked policies into one, with trust, trade fraction and turnover of `settings`."""
     return combine_members(members, settings.trust, settings.trade_fraction, settings.max_turnover)
 
 

@@ -82,7 +82,7 @@ class Choice:
     steps: int
     """Updates of each policy."""
     table: pd.DataFrame
-    """Sharpe ratio of every variant minus that of daily Equal CRP, by year and on average, over tasks."""
+    """Sharpe ratio of each variant minus that of daily Equal CRP, by year and overall."""
 
     def applied(self, settings: PortfolioSettings) -> PortfolioSettings:
         """Return the settings with the selected values."""
