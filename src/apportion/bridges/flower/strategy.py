@@ -488,7 +488,8 @@ class LearnedAggregation(GuardedFedAvg):
             doubted.discard(update.node)
             if not passes:
                 doubted.add(update.node)
-                unchanged = update.norm < UNCHANGED_RATIO * np.median(norms)
+                # The lower median, as in `is_trusted`.
+                unchanged = update.norm < UNCHANGED_RATIO * np.sort(norms)[(len(norms) - 1) // 2]
                 why = "unchanged" if unchanged else "wrong"
                 self._note(server_round, update.node, why, own.accuracy)
         return [each for each, passes in zip(scored, trusted, strict=True) if passes]
