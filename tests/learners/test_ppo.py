@@ -9,9 +9,10 @@ from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.learners.ppo import (
     PPO,
+    _advantages_over,
     _clipped_gain,
     _Experience,
-    _paired_advantages,
+    _paired_values,
     roll_out,
 )
 from apportion.memory import Replay
@@ -50,15 +51,36 @@ def test_the_probes_are_solved(problem, universe, learner, steps):
     assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)
 
 
-def test_an_advantage_is_the_return_less_the_mean_of_the_rollouts_still_alive():
-    rewards, ended = jnp.array([[1.0, 3.0], [3.0, 9.0]]), jnp.array([[False, True], [True, True]])
-    alive = jnp.array([[True, True], [True, False]])
-    still = jnp.zeros((2, 2, 2))
-    observations = Observation(jnp.zeros((2, 2, 2, 1, 1)), still)
-    seen = _Experience(observations, still, rewards, still, still, rewards, rewards, ended, alive)
-    found = _paired_advantages(seen, jnp.asarray(0.5))
-    # Returns are 1 + .5 x 3 and 3: what the second would earn after its end does not count.
-    assert found.tolist() == [[2.5 - 2.75, 0.0], [3.0 - 2.75, 0.0]]
+def seen_of(rewards, terminated, truncated):
+    rewards = jnp.asarray(rewards)
+    shape = rewards.shape
+    still = jnp.zeros((*shape, 2))
+    after = (shape[0], shape[1] + 1, 2)
+    observations = Observation(jnp.zeros((*after, 1, 1)), jnp.zeros(after))
+    ended = jnp.asarray(terminated) | jnp.asarray(truncated)
+    before = jnp.cumsum(ended, axis=1) - ended
+    return _Experience(
+        observations, still, rewards, still, still, rewards, rewards, jnp.asarray(terminated),
+        jnp.asarray(truncated), before == 0,
+    )  # fmt: skip
+
+
+def test_a_truncated_state_keeps_its_value_and_a_terminated_one_does_not():
+    values = jnp.full((1, 3), 10.0)
+    rewards = [[1.0, 1.0]]
+    gamma = jnp.asarray(0.5)
+    yes, no = [[False, True]], [[False, False]]
+    cut = _advantages_over(values, seen_of(rewards, no, yes), gamma)
+    over = _advantages_over(values, seen_of(rewards, yes, no), gamma)
+    assert cut[0].tolist() == pytest.approx([1 + 0.5 * (1 + 5) - 10, 1 + 5 - 10])
+    assert over[0].tolist() == pytest.approx([1 + 0.5 * 1 - 10, 1 - 10])
+
+
+def test_the_paired_baseline_is_the_mean_return_of_the_rollouts_still_alive():
+    no = [[False, False], [False, False]]
+    seen = seen_of([[1.0, 3.0], [3.0, 9.0]], [[False, False], [True, False]], no)
+    values = _paired_values(seen, jnp.asarray(0.5))
+    assert values[0].tolist() == pytest.approx([(2.5 + 3.0) / 2, 3.0, 0.0])
 
 
 def test_paired_rollouts_differ_in_nothing_but_the_noise():

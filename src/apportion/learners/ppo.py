@@ -33,8 +33,8 @@ class _Experience(eqx.Module):
     equal: Float[Array, "rollouts time entities"]
     rewards: Float[Array, "rollouts time"]
     equal_rewards: Float[Array, "rollouts time"]
-    ended: Bool[Array, "rollouts time"]
-    """Whether the episode ends with this period."""
+    terminated: Bool[Array, "rollouts time"]
+    truncated: Bool[Array, "rollouts time"]
     alive: Bool[Array, "rollouts time"]
 
 
@@ -114,7 +114,8 @@ class PPO(Learner):
         assert isinstance(policy, LogitPolicy)
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
-        advantages = _paired_advantages(seen, self.gamma)
+        values = _paired_values(seen, self.gamma)
+        advantages = _advantages_over(values, seen, self.gamma)
         advantages = _standard(_scaled_by_period(advantages, seen.alive), seen.alive)
 
         length = advantages.size
@@ -223,7 +224,6 @@ def roll_out(
         log_prob = explore.log_prob(logits, here, action)
         shares, equal = policy.head(action, here, bounds), equal_within(task.mask, bounds)
         step = problem.step(task, state, shares, key=keys[1])
-        ended = step.terminated | step.truncated
         # XLA removes this if no scorer reads it.
         equal_reward = problem.step(task, state, equal, key=keys[1]).reward
         row = (
@@ -233,10 +233,11 @@ def roll_out(
             equal,
             step.reward,
             equal_reward,
-            ended,
+            step.terminated,
+            step.truncated,
             alive,
         )
-        return (step.state, alive & ~ended), (observation, row)
+        return (step.state, alive & ~(step.terminated | step.truncated)), (observation, row)
 
     def episode(key):
         noise = jax.random.split(key, problem.horizon)
@@ -246,10 +247,10 @@ def roll_out(
     return _Experience(observations, *row)
 
 
-def _paired_advantages(seen: _Experience, gamma: Scalar) -> Float[Array, "rollouts time"]:
-    """Return each action's return minus V, the mean return of the rollouts that are alive.
+def _paired_values(seen: _Experience, gamma: Scalar) -> Float[Array, "rollouts after"]:
+    """Return V at every period and after the last (time + 1 values): the mean return of live rollouts.
 
-    A state after a truncation counts as 0; all rollouts share its value, so that it cancels.
+    The value after a truncation is set to 0; all rollouts share it, so that it cancels.
     """
 
     def back(later, period):
@@ -257,10 +258,13 @@ def _paired_advantages(seen: _Experience, gamma: Scalar) -> Float[Array, "rollou
         here = reward + gamma * jnp.where(ended, 0.0, later)
         return here, here
 
-    columns = (seen.rewards.T, seen.ended.T)
-    _, returns = jax.lax.scan(back, jnp.zeros_like(seen.rewards[:, 0]), columns, reverse=True)
-    value = _mean_over(returns.T, seen.alive, axis=0)
-    return jnp.where(seen.alive, returns.T - value, 0.0)
+    ended = seen.terminated | seen.truncated | ~seen.alive
+    rewards = jnp.where(seen.alive, seen.rewards, 0.0)
+    _, returns = jax.lax.scan(
+        back, jnp.zeros_like(rewards[:, 0]), (rewards.T, ended.T), reverse=True
+    )
+    mean = _mean_over(returns.T, seen.alive, axis=0)
+    return jnp.broadcast_to(jnp.append(mean, 0.0), (rewards.shape[0], mean.shape[0] + 1))
 
 
 def _scaled_by_period(
@@ -269,6 +273,28 @@ def _scaled_by_period(
     """Divide advantages by their root mean square at each period, so that all periods count equally."""
     spread = jnp.sqrt(_mean_over(advantages**2, alive, axis=0))
     return advantages / (spread + 1e-8)[None, :]
+
+
+def _advantages_over(
+    values: Float[Array, "rollouts after"], seen: _Experience, gamma: Scalar
+) -> Float[Array, "rollouts time"]:
+    """Return each action's return minus V; V continues a truncated episode, 0 a terminated one."""
+
+    def back(later, period):
+        reward, value, following, terminated, ended = period
+        surprise = reward + gamma * jnp.where(terminated, 0.0, following) - value
+        here = surprise + gamma * jnp.where(ended, 0.0, later)
+        return here, here
+
+    ended = seen.terminated | seen.truncated
+    columns = (seen.rewards, values[:, :-1], values[:, 1:], seen.terminated, ended)
+    _, advantages = jax.lax.scan(
+        back,
+        jnp.zeros_like(values[:, 0]),
+        jax.tree.map(lambda column: column.T, columns),
+        reverse=True,
+    )
+    return jnp.where(seen.alive, advantages.T, 0.0)
 
 
 def _standard(values: Array, included: Array) -> Array:
