@@ -235,15 +235,13 @@ def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
 
 
 @pytest.mark.slow
-def test_the_figure_at_quick_scale_shows_the_gain_and_establishes_nothing(tmp_path):
-    """With raw accuracies as the state, both methods gained .04 to .05 after the last round."""
+def test_the_figure_at_quick_scale_reports_levels_and_establishes_nothing(tmp_path):
+    """With one seed the final gain over FedAvg was between .007 and .078, so no gain is asserted."""
     with optimised():
         figure = perform(fig6.fig6(), tmp_path).study.figure()
-        verdicts = {verdict.claim: verdict for verdict in figure.verdicts}
-    where = "in final test accuracy (unseen clients, disjoint images)"
-    gains = [verdicts[f"{method} beats FedAvg {where}"].estimate for method in ("STL", "MTL")]
-    assert_mean_above(gains, 0.01)
-    # One seed is one unit, so no claim can be established.
-    assert {(verdict.outcome, verdict.n) for verdict in verdicts.values()} == {
-        ("not-established", 1)
-    }
+    for verdict in figure.verdicts:
+        # One seed is one unit, so no claim can be established.
+        assert (verdict.outcome, verdict.n) == ("not-established", 1), verdict.claim
+        if " beats " in verdict.claim:
+            first, second = verdict.levels.values()
+            assert verdict.estimate == pytest.approx(first - second, abs=1e-6), verdict.claim
