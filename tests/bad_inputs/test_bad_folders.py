@@ -121,7 +121,7 @@ HUGE = {f"{MEMBERS}/score/of_features": 3e38, f"{MEMBERS}/recurrence/bias": 9}
             (f"{fact} of {value}", ALLOCATE, "metadata saved", tampered(about={fact: value}))
             for fact, value in (
                 *(("window", 0), ("channels", 2), ("cost", "x")),
-                *(("last", "x"), ("rules", {"max_weight": 7})),
+                *(("last", "x"), ("rules", {"max_weight": 7}), ("rules", {"cash": "yes"})),
             )
         ),
     ),

@@ -56,10 +56,11 @@ class TrainedPolicy:
             check_counts(window=window)
             check_cost(cost)
             rules = about.get("rules", {})
-            if channels not in (1, 3) or rules.get("rebalance", "daily") != "daily":
+            cash, period = rules.get("cash", False), rules.get("rebalance", "daily")
+            if channels not in (1, 3) or not isinstance(cash, bool) or period != "daily":
                 raise ValueError(f"channels {channels!r}, rules {rules!r}")
             low, high = float(rules.get("min_weight", 0)), float(rules.get("max_weight", 1))
-            head = Head(low, high, rules.get("cash", False) is True)
+            head = Head(low, high, cash)
             return cls(policy, window, channels, cost, str(as_day(str(about["last"]))), head)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise InputError(
