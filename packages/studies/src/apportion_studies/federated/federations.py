@@ -148,7 +148,7 @@ def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None 
     }
     computing = partial(_compute_federations, settings=settings, digits=digits)
     # At paper size a program takes up to 21 GiB of a GPU.
-    return Plan("federations", tuple(cells), computing, _conclude, about, at_once=5)
+    return Plan("federations", tuple(cells), computing, _conclude, about, at_once=4)
 
 
 def _check_images(

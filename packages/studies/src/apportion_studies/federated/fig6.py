@@ -133,7 +133,7 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
     computing = partial(_compute_fig6, settings=settings, digits=digits)
     # At paper size a program takes 12 GiB of a GPU.
-    return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=7)
+    return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=5)
 
 
 def _compute_fig6(
