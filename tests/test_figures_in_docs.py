@@ -76,21 +76,8 @@ LEVELS = re.compile(rf"\([^()]*? ({NUMBER}), [^()]*? ({NUMBER})\)")
 
 
 def levels(study):
-    """Levels of the arms that a study of stocks compares, of all years and of the paper's year."""
-    verdicts = committed_verdicts([study])
-    if any("levels" in one for one in verdicts):
-        return [level for one in verdicts for level in one["levels"].values()]
-    # Results of the last run have no levels.
-    if study == "mechanisms":
-        table = pd.read_csv(RESULTS / study / "generalisation.csv")
-        return table.groupby("method").gap.mean().tolist()
-    rows, found = pd.read_parquet(RESULTS / study / "rows.parquet"), []
-    by = ["method", "tasks", "tested"]
-    for years in (rows, rows[rows.year == rows.year.max()]):
-        for own in (years, years[years.task < 5], years[years.task < 3]):
-            for columns in (by, [*by, "step"]):
-                found += own.groupby(columns).gain.mean().tolist()
-    return found
+    """Levels of the arms that the claims of a study compare."""
+    return [level for one in committed_verdicts([study]) for level in one["levels"].values()]
 
 
 @pytest.mark.parametrize(("page", "least"), [("README.md", 2), ("docs/paper.md", 12)])
