@@ -152,22 +152,23 @@ def layouts() -> list[Layout]:
     years, months, families = "10 experiments x 7 years", "10 policies x 12 months", "100 families"
     seeds, both = "7 years, interquartile ranges over 10 seeds", over_rows_and_columns
     kinds = len(KINDS)
-    general = (kinds, 7, 2.0, 0.1)
+    general = (kinds, 6, 2.0, 0.1)
     plain = [
         Layout("plain mean", f"{count} units", alone, (count, 8.0), mean_over, 1.0)
         for count in (3, 6, 10, 12)
     ]
     return [
         *of_curves(),
-        Layout("fig3-4", years, crossed, (10, 7, 0.1, 0.4), both, 1.0),
-        Layout("fig3-4 and literal, one year", "10 experiments", alone, (10,), mean_over, 1.0),
+        Layout("fig3-4", "20 experiments x 7 years", crossed, (20, 7, 0.1, 0.4), both, 1.0),
+        Layout("fig3-4, one year", "20 experiments", alone, (20,), mean_over, 1.0),
+        Layout("literal", "10 experiments", alone, (10,), mean_over, 1.0),
         Layout("mechanisms", seeds, spreads, (7, 10), mean_over, 0.0),
         Layout("fig5, growth", months, crossed, (10, 12, 0.1, 0.5), both, 1.0),
         Layout("fig5, deviation", months, crossed, (10, 12, 2.5, 0.3), both, 1.0),
         Layout("fig6", "12 seeds of 16 tasks", nested, (12, 16, 1.0), mean_over, 1.0),
-        Layout("federations", f"7 seeds of {kinds} kinds", nested, (7, kinds, 0.5), mean_over, 1.0),
-        Layout("federations, one kind", "7 seeds", alone, (7,), mean_over, 1.0),
-        Layout("federations in general", f"{kinds} kinds x 7 seeds", crossed, general, both, 1.0),
+        Layout("federations", f"6 seeds of {kinds} kinds", nested, (6, kinds, 0.5), mean_over, 1.0),
+        Layout("federations, one kind", "6 seeds", alone, (6,), mean_over, 1.0),
+        Layout("federations in general", f"{kinds} kinds x 6 seeds", crossed, general, both, 1.0),
         Layout("recipe", years, crossed, (10, 7, 0.0, 0.6), both, 1.0),
         Layout("recipe-sp500", "4 experiments x 22 years", crossed, (4, 22, 0.45, 0.95), both, 1.0),
         Layout("prioritisation", "10 simulated markets", alone, (10,), mean_over, 1.0),
