@@ -26,6 +26,7 @@ from flwr.app import (
 from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
+from apportion.bridges.flower.server_data import Judged, ServerData
 from apportion.bridges.flower.updates import moved
 from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
@@ -369,6 +370,32 @@ def test_a_score_stands_for_answers_and_labels():
     tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
     assert np.isfinite(scores_of(begin(plain), replies_of(tables))).all()
     assert plain.to_frame().set_index("node").loc[5, "outcome"] == "wrong"
+
+
+def test_with_a_score_a_client_is_wrong_by_its_mean_loss():
+    """Even one that is better than the median on a third of 20 samples."""
+    server, nobody = ServerData(None, None, score=lambda arrays: np.ones(20)), np.zeros(10, bool)
+    rng = np.random.default_rng(0)
+    usual = rng.chisquare(1, 20)
+    wrong = np.where(np.arange(20) % 3, 2.6, 0.8) * usual
+    losses = [
+        *(usual * np.linspace(0.9, 1.1, 7)[:, None]),
+        1.4 * usual,
+        wrong,
+        1.7 * rng.permutation(usual),
+    ]
+    clients = [Judged(np.exp(-own), np.ones(20, bool), np.ones(20)) for own in losses]
+
+    def passing(before, doubted=nobody):
+        right = server.right_for_screening(clients, clients[before], doubted)
+        assert (right.all(1) | ~right.any(1)).all()
+        return right.all(1).tolist()
+
+    assert passing(before=0) == [True] * 8 + [False, True]
+    # 1.7 times the median is within a standard error of 1.5 times, unless the client is doubted.
+    assert passing(before=0, doubted=~nobody) == [True] * 8 + [False, False]
+    # No model is worse than the one that was sent out.
+    assert passing(before=8) == [True] * 10
 
 
 def chosen_rows(arrays, chosen):

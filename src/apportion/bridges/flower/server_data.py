@@ -6,7 +6,7 @@ for each sample. Scores are by sample, independent of the number and the names o
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -44,8 +44,6 @@ class Judged:
     """Whether the most likely answer is right."""
     known: np.ndarray
     """Degree to which the model claims to know each sample, in [0, 1]; see `is_trusted`."""
-    good: np.ndarray
-    """Whether the screening counts a sample: the answer is right, or the loss has not risen."""
 
     @property
     def logs(self) -> np.ndarray:
@@ -69,6 +67,11 @@ class Judged:
     def accuracy(self) -> float:
         """Fraction of right answers."""
         return float(self.right.mean())
+
+
+_LARGEST_LOSS_RATIO = 1.5
+"""Largest mean loss, relative to the median client's, with which a client passes the screening: the inverse
+of the smallest accuracy ratio."""
 
 
 def kept_samples(count: int) -> np.ndarray:
@@ -100,7 +103,7 @@ class ServerData:
         self.predict, self.score, self.tune = predict, score, tune
         self.name = "predict" if score is None else "score"
         self.labels = None if predict is None else _classes(labels)
-        self.scale, self.usual = 1.0, np.full((), np.inf)
+        self.scale = 1.0
 
     @property
     def fingerprint(self) -> str:
@@ -120,7 +123,7 @@ class ServerData:
         """Set the unit of losses: the mean loss of the model that was sent out."""
         losses = None if self.score is None else self._guarded(self._losses, start)
         if losses is not None:
-            self.usual, self.scale = losses, float(losses.mean()) or 1.0
+            self.scale = float(losses.mean()) or 1.0
 
     def judged(self, model: ModelArrays) -> Judged | None:
         """Score a model; None if the user's function fails."""
@@ -138,12 +141,12 @@ class ServerData:
         if self.predict is None or self.labels is None:
             losses = self._losses(model)
             chances = np.exp(-losses / self.scale)
-            return Judged(chances, chances > np.exp(-1), np.ones(len(losses)), losses <= self.usual)
+            return Judged(chances, chances > np.exp(-1), np.ones(len(losses)))
         answers, labels = np.asarray(self.predict(write_model(model))), self.labels
         _check_answers(answers, labels)
         if answers.ndim == 1:
             right = answers == labels
-            return Judged(right.astype(float), right, _known(answers, labels), right)
+            return Judged(right.astype(float), right, _known(answers, labels))
         rows = answers.astype(np.float64)
         # Rows that are not probabilities are scores.
         if (rows < 0).any() or np.abs(rows.sum(-1) - 1).max() >= 1e-3:
@@ -152,7 +155,25 @@ class ServerData:
         if not np.isfinite(chances).all():
             raise ValueError("its scores are not finite")
         guesses = answers.argmax(-1)
-        return Judged(chances, guesses == labels, _known(guesses, labels), guesses == labels)
+        return Judged(chances, guesses == labels, _known(guesses, labels))
+
+    def right_for_screening(
+        self, clients: Sequence[Judged], before: Judged, doubted: np.ndarray
+    ) -> np.ndarray:
+        """Return the right answers that the screening counts, (clients, samples).
+
+        With `score`, all or none: none if the mean loss is above that of the model sent out, and above
+        1.5 times the median client's by more than a standard error, or at all if the client is doubted.
+        """
+        if self.score is None:
+            return np.stack([own.right for own in clients])
+        losses = np.stack([-np.log(np.maximum(own.chances, 1e-300)) for own in clients])
+        means, count = losses.mean(1), losses.shape[1]
+        median = losses[np.argsort(means)[(len(means) - 1) // 2]]
+        excess = losses - _LARGEST_LOSS_RATIO * median
+        errors = np.where(doubted, 0.0, excess.std(1) / np.sqrt(count))
+        wrong = (excess.mean(1) > errors) & (means > -np.log(before.chances).mean())
+        return np.repeat(~wrong[:, None], count, axis=1)
 
     def tuned(self, model: ModelArrays, judged: Judged) -> tuple[ModelArrays, Judged] | None:
         """Train a model on the samples; None unless it improves held-out ones by a standard error.

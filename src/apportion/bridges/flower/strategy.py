@@ -367,8 +367,8 @@ class LearnedAggregation(GuardedFedAvg):
     screen : bool
         Whether clients that are wrong on the server's samples get no share in the round. A client
         is wrong if, on the classes that it names, it is right less than two thirds as often as the
-        median client. With `score`, a sample is right if its loss is not above that of the model
-        sent out. Use False if most clients are malicious.
+        median client; with `score`, if its mean loss is above 1.5 times the median client's. Use False
+        if most clients are malicious.
     checkpoint_path : path, optional
         File for the strategy's memory, written after every round. If it exists, the strategy resumes from
         it: start with `kept_model`.
@@ -476,12 +476,14 @@ class LearnedAggregation(GuardedFedAvg):
     ) -> list[tuple[ClientUpdate, Judged]]:
         """Leave out clients that fail the screening, and note why."""
         doubted, norms = self._memory.doubted, np.array([update.norm for update, _ in scored])
+        were_doubted = np.array([update.node in doubted for update, _ in scored])
+        judged = [own for _, own in scored]
         trusted = is_trusted(
-            np.stack([own.good for _, own in scored]),
-            before.good,
+            self.server.right_for_screening(judged, before, were_doubted),
+            before.right if self.server.score is None else np.ones(len(before.right), bool),
             np.stack([own.known for _, own in scored]),
             norms,
-            np.array([update.node in doubted for update, _ in scored]),
+            were_doubted,
             np.ones(len(scored), bool),
         )
         for (update, own), passes in zip(scored, trusted, strict=True):
