@@ -67,10 +67,13 @@ def test_padding_takes_no_part_and_the_reward_is_the_accuracy_of_the_average():
 
 
 def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_every_row():
-    informed, fedavg = (
-        run_episodes(federation(), Fixed.minority(total), TRAINING, jax.random.split(KEY, 3))
-        for total in (0.45, 0.2)
+    keys = jax.random.split(KEY, 3)
+    informed, fedavg, late = (
+        run_episodes(federation(), Fixed.minority(total), TRAINING, keys, test_from=first)
+        for total, first in ((0.45, 0), (0.2, 0), (0.45, 2))
     )
+    assert np.isnan(late.tested[:, :2]).all()
+    assert late.tested[:, 2:] == pytest.approx(np.asarray(informed.tested[:, 2:]), abs=1e-6)
     assert float(informed.tested[:, -1].mean()) > float(fedavg.tested[:, -1].mean()) + 0.02
     rows = informed.to_frame()
     assert rows[["task", "round"]].to_numpy().tolist() == [

@@ -312,7 +312,7 @@ class EpisodeRecord(eqx.Module):
     evaluated: Float[Array, "*batch time"]
     """Accuracy on the server's evaluation set: the reward."""
     tested: Float[Array, "*batch time"]
-    """Accuracy on the test set."""
+    """Accuracy on the test set; NaN in rounds that are not tested."""
     shares: Float[Array, "*batch time entities"]
 
     def to_frame(self) -> pd.DataFrame:
@@ -348,7 +348,12 @@ def receive(
 
 @eqx.filter_jit
 def run_episodes(
-    federation: Federation, aggregator: Aggregator, tasks: Task, keys: Key[Array, " tasks"]
+    federation: Federation,
+    aggregator: Aggregator,
+    tasks: Task,
+    keys: Key[Array, " tasks"],
+    *,
+    test_from: int = 0,
 ) -> EpisodeRecord:
     """Run one episode of every task, each with its own key, and test the aggregate in every round.
 
@@ -362,21 +367,30 @@ def run_episodes(
         Combines the models of every round, such as `UNIFORM` or `Fixed`.
     tasks, keys : Task, PRNGKey
         Clients and key of each episode.
+    test_from : int
+        First round, counted from 0, whose aggregate is tested. Testing can take as long as the clients'
+        training.
     """
+    rounds = jnp.arange(federation.horizon)
 
     def episode(task, key):
         reset_key, walk_key = jax.random.split(key)
 
-        def one_round(carry, key):
+        def one_round(carry, now):
             state, memory = carry
+            number, key = now
             received = receive(federation, task, state, key)
             model, shares, memory = aggregator.step(received, memory)
             step = federation.continue_from(task, state, model, shares, key=key)
-            return (step.state, memory), (step.reward, federation.test_accuracy(model), shares)
+            # All episodes are in the same round, so `cond` stays a branch under `vmap`.
+            tested = jax.lax.cond(
+                number >= test_from, lambda: federation.test_accuracy(model), lambda: jnp.nan
+            )
+            return (step.state, memory), (step.reward, tested, shares)
 
         first = federation.reset(task, key=reset_key)
         keys = jax.random.split(walk_key, federation.horizon)
         begun = (first, aggregator.begin(first.aggregate))
-        return EpisodeRecord(*jax.lax.scan(one_round, begun, keys)[1])
+        return EpisodeRecord(*jax.lax.scan(one_round, begun, (rounds, keys))[1])
 
     return jax.vmap(episode)(tasks, keys)
