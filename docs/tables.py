@@ -392,6 +392,7 @@ def stability(results: Path = RESULTS) -> str | None:
     names = [name for name in studies(results) if name in studies(other)]
     if not names:
         return None
+    missing = [label(name) for name in studies(results) if name not in names]
     counts, turned, alone = [], [], []
     for study in names:
         first, second = (
@@ -413,7 +414,7 @@ def stability(results: Path = RESULTS) -> str | None:
     lines = [
         "# Two seeds side by side",
         "",
-        f"All studies were computed with seed {seeds[0]} and again with seed {seeds[1]}: other "
+        f"These studies were computed with seed {seeds[0]} and again with seed {seeds[1]}: other "
         "experiments, splits, first parameters and draws. A verdict is its outcome after Holm. It is "
         "decided if it holds or does not hold with at least one of the seeds, and it turned if the two "
         f"differ: {total[2]} of {total[1]} decided verdicts turned "
@@ -424,6 +425,7 @@ def stability(results: Path = RESULTS) -> str | None:
             [[str(cell) for cell in row] for row in (*counts, ["**all**", *total])],
         ),
         "",
+        *([f"Not computed with seed {seeds[1]}: {', '.join(missing)}.", ""] if missing else []),
         "## What turned",
         "",
         markdown_table(["study", "claim", *(f"seed {seed}" for seed in seeds)], turned)

@@ -39,6 +39,9 @@ def test_every_study_is_committed_of_one_commit_and_those_of_the_registry_of_one
         assert len(set(runs.values())) <= 1, runs
         for run in runs.values():
             assert str(run).startswith("apportion study all --scale paper"), runs
+    for path in RESULTS.glob("seed-1/*/study.json"):
+        again, first = json.loads(path.read_text()), ABOUT[path.parent.name]
+        assert (again["seed"], again["commit"]) == (1, first["commit"]), path
 
 
 def folders():
