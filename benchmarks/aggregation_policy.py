@@ -1,10 +1,11 @@
 """Make the aggregation policy that comes with the package, or train its shares further.
 
-    python benchmarks/aggregation_policy.py [make|retrain] [--out DIR]
+    python benchmarks/aggregation_policy.py [make|retrain|compare] [--out DIR]
 
 `retrain` starts from the shipped policy. It trains the shares with the screening and the gate in the loop,
 draws the clients' step size and participation in every episode, and leaves step and momentum as they are.
-It writes DIR/aggregator_training/retrained; about 25 minutes on one CPU core.
+It writes DIR/aggregator_training/retrained; about 25 minutes on one CPU core. `compare` tests both policies
+and FedAvg on clients and images that no training sees, and writes DIR/aggregator_training/retrained.csv.
 
 `make` learns on all kinds of federations that are not held back, with five clients and with ten, goes on
 with skews and faults combined, at half the rate, and turns what came of it into the policy that the package
@@ -18,16 +19,19 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pandas as pd
 from table import DOCS, options
 
+from apportion.domains.federated.aggregators import BySamples, Learned, run_episodes
 from apportion.domains.federated.data import HELD_BACK, KINDS, embedded_digits
-from apportion.domains.federated.federation import training_world
+from apportion.domains.federated.federation import training_world, unseen_world
 from apportion.domains.federated.policy import FOLDER, AggregationPolicy, shipped_policy
 from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.federated.training import ThroughRounds, shortfall, train_mixture
@@ -55,6 +59,19 @@ RETRAINED = replace(
 )  # fmt: skip
 RATES, PARTICIPATION = (0.05, 1.0), (1.0, 0.3, 0.1)
 """Settings of `retrain`: small images, for a CPU, and as much larger step sizes of the clients."""
+USUAL, SLOW = replace(RETRAINED, client_rate=0.4), replace(RETRAINED, client_rate=0.1)
+WHOLE = replace(
+    RETRAINED, pooling=1, width=32, samples=120, rounds=25, epochs=2, client_rate=0.1, test=800
+)
+COMPARED = (
+    ("7 x 7 pixels", USUAL, 10, 200), ("7 x 7 pixels", USUAL, 10, 20),
+    ("7 x 7 pixels", USUAL, 5, 200), ("7 x 7 pixels", USUAL, 5, 20),
+    ("7 x 7 pixels, slow clients", SLOW, 10, 60),
+    ("28 x 28 pixels", WHOLE, 10, 200), ("28 x 28 pixels", WHOLE, 10, 20),
+)  # fmt: skip
+"""Circumstances of `compare`: images, settings, clients, and the server's samples."""
+SEEDS, LAST_ROUNDS = range(5000, 5006), 3
+"""Federations of each kind, and the last rounds whose mean accuracy counts."""
 
 
 def gone_on(
@@ -190,13 +207,43 @@ def make(folder: Path) -> None:
     save_policy(finished(second), folder, load_about(folder / "second"))
 
 
+def compare(folder: Path) -> None:
+    """Test the shipped policy, the retrained one and FedAvg in the same federations of all kinds."""
+    policies = {"shipped": shipped_policy(), "retrained": load_policy(folder / "retrained")}
+    methods = {name: Learned(cast(AggregationPolicy, one)) for name, one in policies.items()}
+    kinds, rows = list(KINDS), []
+    for images, settings, clients, samples in COMPARED:
+        wanted = [(kind, clients, seed) for kind, seed in product(kinds, SEEDS)]
+        federation, tasks = unseen_world(settings, embedded_digits(), wanted, samples=samples)
+        keys = [
+            jax.random.fold_in(jax.random.key(seed), kinds.index(kind)) for kind, _, seed in wanted
+        ]
+        circumstance = {"images": images, "clients": clients, "samples": samples}
+        for name, aggregator in {"FedAvg": BySamples(), **methods}.items():
+            record = run_episodes(
+                federation,
+                aggregator,
+                tasks,
+                jnp.stack(keys),
+                test_from=settings.rounds - LAST_ROUNDS,
+            )
+            final = record.tested[:, -LAST_ROUNDS:].mean(1).tolist()
+            rows += [
+                {**circumstance, "kind": kind, "seed": seed, "method": name, "accuracy": accuracy}
+                for (kind, _, seed), accuracy in zip(wanted, final, strict=True)
+            ]
+        own = pd.DataFrame(rows)
+        print(circumstance, own[-len(wanted) * 3 :].groupby("method").accuracy.mean().to_dict())
+    pd.DataFrame(rows).to_csv(folder / "retrained.csv", index=False, float_format="%.4f")
+
+
 def main() -> None:
     parser = options(__doc__, out=DOCS / "results")
-    parser.add_argument("job", nargs="?", choices=("make", "retrain"), default="make")
+    parser.add_argument("job", nargs="?", choices=("make", "retrain", "compare"), default="make")
     asked = parser.parse_args()
     folder = asked.out / "aggregator_training"
-    if asked.job == "make":
-        make(folder)
+    if asked.job != "retrain":
+        {"make": make, "compare": compare}[asked.job](folder)
         return
     about = load_about(FOLDER) | {"kinds": RETRAINED.kinds.split(",")}
     save_policy(retrained(), folder / "retrained", about)

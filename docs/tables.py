@@ -713,6 +713,35 @@ def flower_trials() -> str:
     return f"{markdown_table(['', *strategies], rows)}\n\n{note}"
 
 
+def retrained_policy() -> str:
+    """Accuracy of the shipped policy and of the retrained one, in %, with intervals over seeds."""
+    table = pd.read_csv(RESULTS / "aggregator_training" / "retrained.csv")
+    policies, rows = ("shipped", "retrained"), []
+    for case, own in table.groupby(["images", "clients", "samples"], sort=False):
+        both = 100 * own.pivot(index="seed", columns=["method", "kind"], values="accuracy")
+        means = {name: both[name].mean(axis=1).to_numpy() for name in ("FedAvg", *policies)}
+        gain, worst = compare(means["retrained"], means["shipped"]), []
+        for policy in policies:
+            kind = (both[policy] - both["FedAvg"]).mean().idxmin()
+            lead = compare(both[policy, kind].to_numpy(), both["FedAvg", kind].to_numpy())
+            worst.append(
+                f"{with_interval(lead.value, lead.low, lead.high, 1).replace('-', '−')} {kind}"
+            )
+        rows.append(
+            [
+                "{}, {} clients, {} samples".format(*case),
+                *(f"{mean.mean():.1f}" for mean in means.values()),
+                with_interval(gain.value, gain.low, gain.high, 2).replace("-", "−"),
+                *worst,
+            ]
+        )
+    heads = [f"{policy} over FedAvg, worst kind" for policy in policies]
+    return markdown_table(
+        ["", "FedAvg", *policies, "retrained over shipped", *heads],
+        rows,
+    )
+
+
 def share(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
@@ -797,7 +826,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for function in (
         all_studies, stock_levels, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
-        federations_attacked, aggregator_training, flower, flower_circumstances,
+        federations_attacked, aggregator_training, retrained_policy, flower, flower_circumstances,
         flower_trials, garage_loop,
     )
 }  # fmt: skip
