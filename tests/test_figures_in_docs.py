@@ -41,7 +41,8 @@ def estimates(study):
     verdicts = json.loads((RESULTS / study / "verdict.json").read_text())
     found = [(v["estimate"], *v["interval"]) for v in verdicts]
     for table in map(pd.read_csv, (RESULTS / study).glob("*.csv")):
-        for columns in (["gain", "gain low", "gain high"], ["value", "low", "high"]):
+        names = ("gain", "gain low", "gain high"), ("gain", "low", "high"), ("value", "low", "high")
+        for columns in map(list, names):
             if set(columns) <= set(table):
                 found += table[columns].to_numpy().tolist()
     return np.array(found)
