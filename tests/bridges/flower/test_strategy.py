@@ -374,7 +374,7 @@ def test_a_score_stands_for_answers_and_labels():
 
 def test_with_a_score_a_client_is_wrong_by_its_mean_loss():
     """Even one that is better than the median on a third of 20 samples."""
-    server, nobody = ServerData(None, None, score=lambda arrays: np.ones(20)), np.zeros(10, bool)
+    server, doubted = ServerData(None, None, score=lambda arrays: np.ones(20)), np.ones(10, bool)
     rng = np.random.default_rng(0)
     usual = rng.chisquare(1, 20)
     wrong = np.where(np.arange(20) % 3, 2.6, 0.8) * usual
@@ -386,16 +386,20 @@ def test_with_a_score_a_client_is_wrong_by_its_mean_loss():
     ]
     clients = [Judged(np.exp(-own), np.ones(20, bool), np.ones(20)) for own in losses]
 
-    def passing(before, doubted=nobody):
-        right = server.right_for_screening(clients, clients[before], doubted)
+    def passing(before, doubted=~doubted):
+        right, right_before = server.right_answers(clients, before, doubted)
+        assert right_before.all()
         assert (right.all(1) | ~right.any(1)).all()
         return right.all(1).tolist()
 
-    assert passing(before=0) == [True] * 8 + [False, True]
+    assert passing(clients[0]) == [True] * 8 + [False, True]
     # 1.7 times the median is within a standard error of 1.5 times, unless the client is doubted.
-    assert passing(before=0, doubted=~nobody) == [True] * 8 + [False, False]
+    assert passing(clients[0], doubted) == [True] * 8 + [False, False]
     # No model is worse than the one that was sent out.
-    assert passing(before=8) == [True] * 10
+    assert passing(clients[8]) == [True] * 10
+    # A huge loss of the model that was sent out is finite.
+    huge = Judged(np.r_[0.0, clients[0].chances[1:]], np.ones(20, bool), np.ones(20))
+    assert np.isfinite(huge.losses).all()
 
 
 def chosen_rows(arrays, chosen):

@@ -50,6 +50,12 @@ class Judged:
         """Log of each probability, for the gate."""
         return np.log(self.chances + CHANCE_OFFSET)
 
+    @property
+    def losses(self) -> np.ndarray:
+        """Minus the log of each probability; with `score`, the loss divided by `ServerData.scale`."""
+        # A probability below 1e-300 is rounded to 0.
+        return -np.log(np.maximum(self.chances, 1e-300))
+
     def is_better(self, other: "Judged", errors: float = 1.0) -> bool:
         """Whether this model is better than another by more than `errors` standard errors."""
         return bool(is_better(self.logs - other.logs, errors=errors))
@@ -157,23 +163,24 @@ class ServerData:
         guesses = answers.argmax(-1)
         return Judged(chances, guesses == labels, _known(guesses, labels))
 
-    def right_for_screening(
+    def right_answers(
         self, clients: Sequence[Judged], before: Judged, doubted: np.ndarray
-    ) -> np.ndarray:
-        """Return the right answers that the screening counts, (clients, samples).
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the right answers of clients and of the model sent out, for the screening.
 
-        With `score`, all or none: none if the mean loss is above that of the model sent out, and above
-        1.5 times the median client's by more than a standard error, or at all if the client is doubted.
+        With `score`, a client has all answers right, or none if its mean loss is too large: above that
+        of the model sent out, and above 1.5 times the median client's by more than a standard error,
+        or by anything if the client is doubted.
         """
         if self.score is None:
-            return np.stack([own.right for own in clients])
-        losses = np.stack([-np.log(np.maximum(own.chances, 1e-300)) for own in clients])
+            return np.stack([own.right for own in clients]), before.right
+        losses = np.stack([own.losses for own in clients])
         means, count = losses.mean(1), losses.shape[1]
         median = losses[np.argsort(means)[(len(means) - 1) // 2]]
         excess = losses - _LARGEST_LOSS_RATIO * median
         errors = np.where(doubted, 0.0, excess.std(1) / np.sqrt(count))
-        wrong = (excess.mean(1) > errors) & (means > -np.log(before.chances).mean())
-        return np.repeat(~wrong[:, None], count, axis=1)
+        wrong = (excess.mean(1) > errors) & (means > before.losses.mean())
+        return np.repeat(~wrong[:, None], count, axis=1), np.ones(count, bool)
 
     def tuned(self, model: ModelArrays, judged: Judged) -> tuple[ModelArrays, Judged] | None:
         """Train a model on the samples; None unless it improves held-out ones by a standard error.

@@ -479,9 +479,8 @@ class LearnedAggregation(GuardedFedAvg):
         were_doubted = np.array([update.node in doubted for update, _ in scored])
         judged = [own for _, own in scored]
         trusted = is_trusted(
-            self.server.right_for_screening(judged, before, were_doubted),
-            before.right if self.server.score is None else np.ones(len(before.right), bool),
-            np.stack([own.known for _, own in scored]),
+            *self.server.right_answers(judged, before, were_doubted),
+            np.stack([own.known for own in judged]),
             norms,
             were_doubted,
             np.ones(len(scored), bool),

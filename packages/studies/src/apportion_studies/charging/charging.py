@@ -9,8 +9,8 @@ Multi-task, prioritised and single-task learning and a network without recall ha
 They are compared network with network, and as averages of three. A single-task policy learns from one
 garage of ten stations, a different one for every network, and is tested at its own site; at the other site
 it measures transfer. PPO, which needs no gradient of the garage, is trained too. Policies have 500
-updates, because the reward on the garages of the training rises no more after some 400; those for energy
-worth less its cost learn more slowly and have 1,000.
+updates; MTL's reward on the training garages does not rise after that. Policies for energy worth less its
+cost learn more slowly and have 1,000.
 
 Each objective (energy, even shares, promises of 80 % of each car's need, energy worth less its cost) has
 its own policies. They are compared with the best of eight rules for that objective, chosen for each test
