@@ -159,8 +159,6 @@ STUDIES = {
     ),
 }
 """The studies in the order of the pages."""
-CHANGED = set[str]()
-"""Studies whose code has changed since the committed run; the next run recomputes them."""
 MARKS = {"holds": "+", "not-established": "=", "does-not-hold": "−"}
 LONGEST_CELL = 25
 """Words in a cell of a table."""
@@ -296,12 +294,6 @@ def study_page(study: str) -> str:
         f"**{MARKS[decision(verdict)]}** {result}.",
         "",
     ]
-    if about["name"] in CHANGED:
-        earlier = "[earlier version](../limits.md#results-that-are-not-recomputed-yet)"
-        lines += [
-            f"Computed by an {earlier} of the study; the details describe the current one.",
-            "",
-        ]
     for figure in figures:
         own = [one for one in verdicts if alone or one["figure"] == figure["name"]]
         place = f"../results/{study}/{figure['picture']}"
@@ -434,8 +426,8 @@ def stability(results: Path = RESULTS) -> str | None:
         f"differ: {total[2]} of {total[1]} decided verdicts turned "
         f"({100 * total[2] / max(total[1], 1):.1f} %), {total[3]} of them to the opposite. The estimate of "
         f"the second seed lies in the interval of the first for {sum(within)} of {len(within)} claims "
-        f"({np.mean(within):.0%}; 83 % are expected of two equally precise estimates of one value, and more "
-        "if both share years or days).",
+        f"({np.mean(within):.0%}; 83 % are expected of two equally precise estimates of one value, and "
+        "more if both share years or days).",
         "",
         markdown_table(
             ["study", "claims", "decided", "turned", "opposite"],
@@ -824,7 +816,8 @@ TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         all_studies, stock_levels, coverage, tickers, seconds_of_studies, steps_on_gpu, certificates,
-        certificates_simulated, federations, federations_elsewhere, aggregator_training, retrained_policy, flower, flower_circumstances,
+        certificates_simulated, federations, federations_elsewhere,
+        aggregator_training, retrained_policy, flower, flower_circumstances,
         flower_trials, garage_loop,
     )
 }  # fmt: skip

@@ -55,7 +55,7 @@ def test_the_code_in_the_readme_prints_the_numbers_below_it(capsys):
     run(PAGES[0])
     printed = capsys.readouterr().out.partition("measures it:\n")[2]
     shown = (
-        PAGES[0].read_text().partition("mean reward per period:\n\n```\n")[2].partition("```")[0]
+        PAGES[0].read_text().partition("mean rewards per period:\n\n```\n")[2].partition("```")[0]
     )
     numbers = [list(map(float, re.findall(r"[-+]?\d[\d.]*", text))) for text in (shown, printed)]
     assert len(numbers[0]) == 9

@@ -203,8 +203,11 @@ def train_paper_policies(
     policies = eqx.filter_vmap(
         lambda key: Recurrent(federation.channels, settings.hidden, key=key)
     )(policy_keys)
-    # Chunks have equal lengths, because a shorter last one would compile another program.
-    length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
+    # Chunks have equal lengths, because a shorter last one would compile another program. They end after
+    # a half and a quarter of the updates, where Figure 6 keeps the policies of its learning curve.
+    length = settings.steps
+    for _ in range(2):
+        length = length // 2 if length % 2 == 0 else length
     return train(
         federation,
         stack(own),
