@@ -72,20 +72,19 @@ def figures():
     return charging._conclude(rows, charging.charging().settings)
 
 
-def test_a_lead_is_plain_arithmetic_clustered_by_days_stations_and_splits():
+def test_a_lead_is_plain_arithmetic_clustered_by_days_and_splits():
     where = {"site": "jpl", "test": "2021", "capacity": 0.1, "stations": 10}
     mtl = rows_of("mtl", "policy", 0.7, where, ["day", "station"])
     llf = rows_of("schedulers", "llf", 0.6, where, ["day", "station"])
     noise = np.random.default_rng(1).normal(0, 1, len(mtl))
     mtl["drawn_kwh"] += noise
     found = _lead(_kwh_of(pd.concat([mtl, llf])), ("mtl", "policy"), ("schedulers", "llf"))
-    gaps = mtl.assign(gain=100 * (mtl.drawn_kwh - llf.drawn_kwh))
-    of_days, of_stations = (gaps[gaps.unit == unit] for unit in ("day", "station"))
-    value = of_days.gain.sum() / of_days.need_kwh.sum()
+    gaps = mtl.assign(gain=100 * (mtl.drawn_kwh - llf.drawn_kwh))[mtl.unit == "day"]
+    value = gaps.gain.sum() / gaps.need_kwh.sum()
     assert found.value == pytest.approx(value)
     variance = 0.0
-    for part, by in ((of_days, "place"), (of_days, "split"), (of_stations, "place")):
-        sums = part.groupby(by)[["gain", "need_kwh"]].sum()
+    for by in ("place", "split"):
+        sums = gaps.groupby(by)[["gain", "need_kwh"]].sum()
         rest = (sums.gain - value * sums.need_kwh) / sums.need_kwh.sum()
         variance += len(rest) / (len(rest) - 1) * (rest**2).sum()
     assert found.error == pytest.approx(np.sqrt(variance))

@@ -20,8 +20,9 @@ garages of ten stations behind feeders of 15 %.
 
 A cell is a way to train or the schedulers of a site and year, in one split; a row is the kWh of a
 schedule on a day or at a station. Points are of the need: 100 x (kWh drawn by one - by the other) / kWh
-needed. Intervals are clustered three ways, by days, by stations and by splits with their seeds; for even
-shares and costs, which do not add up by station, by days and splits.
+needed. Intervals are clustered by days and by splits. Each split draws its own stations, garages and
+seeds, so that the spread of splits is theirs. Stations are no clusters of their own: behind one feeder
+they are not independent, since what one of them gains others lose.
 """
 
 from collections.abc import Iterator, Sequence
@@ -452,8 +453,6 @@ def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
 def _add_best(rows: Any) -> Any:
     """Add the rows of the best rule of each test and objective under one name."""
     best = _best_rules(rows)
-    beside = best[best.unit.isin(_STATIONS)]
-    best = pd.concat([best, beside.assign(unit=beside.unit.map(_STATIONS))])
     chosen = rows[rows.trained == _SCHEDULED].merge(best, on=[*_TEST, "unit", "schedule"])
     return pd.concat([rows, chosen.assign(schedule=_BEST)], ignore_index=True)
 
@@ -471,7 +470,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         f"{settings['garages'] * splits} garages of a test, behind feeders of {_USUAL_CAPACITY:.0%} alone.",
         f"{splits} splits of the stations, with {settings['seeds']} networks each of MTL, P-MTL, STL and "
         f"MTL without recall. Unless a claim says one network, {settings['training']['members']} are "
-        "averaged. Intervals are clustered by days, by stations and by splits with their seeds.",
+        "averaged. Intervals are clustered by days and by splits, which draw stations, garages and seeds.",
     ]
     found = (table, _verdicts(rows), lambda: _plot(table), tuple(notes))
     return [FigureResult("garages", title, *found), _by_objective(rows)]
@@ -541,7 +540,7 @@ def _note(table: pd.DataFrame) -> str:
     sure = int((select(here, schedule=_BEST).low > 0).sum())
     return (
         f"{own} is at least as good as the best rule in {ahead} of "
-        f"{len(leads)} tests, established in {sure} by the interval over days, stations and splits; its "
+        f"{len(leads)} tests, established in {sure} by the interval over days and splits; its "
         f"lead is {min(leads):.2f} to {max(leads):.2f} points, and the clairvoyant scheduler serves "
         f"{min(beyond):.2f} to {max(beyond):.2f} points more than it. Of its cars {min(short):+.1f} to "
         f"{max(short):+.1f} points more than of the rule that leaves fewest short leave with less than "
@@ -566,17 +565,14 @@ def _level(kwh: _Kwh, one: _Name, unit: str = "day") -> float:
 def _lead(kwh: _Kwh, first: _Name, second: _Name, unit: str = "day") -> Estimate:
     """Lead of one schedule over another, in points of the need or of another objective.
 
-    Clusters are days, splits and, for units that add up over stations, stations.
+    Clusters are days and splits.
     """
+    one, other = kwh[(*first, unit)], kwh[(*second, unit)]
+    gains = 100 * (one.drawn_kwh - other.drawn_kwh)
     clusterings = []
-    for each in (unit, _STATIONS.get(unit)):
-        if each is None or (*first, each) not in kwh or (*second, each) not in kwh:
-            continue
-        one, other = kwh[(*first, each)], kwh[(*second, each)]
-        gains = 100 * (one.drawn_kwh - other.drawn_kwh)
-        for level in ("place", "split") if each == unit else ("place",):
-            parts = (x.groupby(level=level).sum().to_numpy() for x in (gains, one.need_kwh))
-            clusterings.append(tuple(parts))
+    for level in ("place", "split"):
+        gain, size = (x.groupby(level=level).sum().to_numpy() for x in (gains, one.need_kwh))
+        clusterings.append((gain, size))
     return clustered_ratio(*clusterings)
 
 
