@@ -28,7 +28,7 @@ LITERAL = StudyEntry(
 FIG5 = StudyEntry(
     "apportion_studies.portfolio.fig5:fig5",
     "allocations and wealth over the last year",
-    cost=5,
+    cost=10,
 )
 MECHANISMS = StudyEntry(
     "apportion_studies.portfolio.mechanisms:mechanisms",
