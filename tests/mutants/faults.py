@@ -71,7 +71,7 @@ STUDIES = (
           _RECIPE + "choices_never_look_at_the_year_they_are_made_for"),
     Fault("a lead is the other's", "packages/studies/src/apportion_studies/charging/charging.py",
           "gains = 100 * (one.drawn_kwh - other.drawn_kwh)", "gains = 100 * (other.drawn_kwh - one.drawn_kwh)",
-          _CHARGING + "a_lead_is_plain_arithmetic_clustered_by_days_stations_and_splits"),
+          _CHARGING + "a_lead_is_plain_arithmetic_clustered_by_days_and_splits"),
     Fault("a harm of a third is no harm", "packages/studies/src/apportion_studies/federated/federations.py",
           "list(gains.values()), above=-0.003,", "list(gains.values()), above=-0.3,", _FEDERATIONS + "seeds_that_disagree_leave_open_whether_a_kind_is_harmed"),
     Fault("tasks of a seed are counted as seeds", "packages/studies/src/apportion_studies/federated/fig6.py",
