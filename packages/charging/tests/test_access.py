@@ -349,10 +349,12 @@ def test_the_example_shares_power_among_the_cars_of_another_central_system(garag
         Citrine.transactions = [car("P00", "7")]
         adapter["share_power"](*given)
         assert Citrine.sent == [("P00", 12)]
+        # With 6 A the first car must get less, whichever car the policy prefers at this time of day.
+        assert ask(garage, "/limits", {"limits": {"feeder": {"a": 6}}, "ttl_s": 60})[0] == 200
         Citrine.transactions = [car("B", "8"), car("P00", "7")]
         adapter["share_power"](*given)
         assert [name for name, _ in Citrine.sent[1:]] == ["P00", "B"]
-        assert sum(in_force.values()) <= 12
+        assert sum(in_force.values()) <= 6
         before, Citrine.success = dict(in_force), False
         ask(garage, "/limits", {"limits": {"feeder": {"a": 0}}, "ttl_s": 60})
         adapter["share_power"](*given)
