@@ -782,11 +782,8 @@ def garage_loop() -> str:
 
     def gained(rows: list[dict[str, Any]]) -> str:
         points = np.array([100 * (row["served with faults"] - row["served"]) for row in rows])
-        days = np.array([row["days"] for row in rows])
-        mean = np.average(points, weights=days)
-        squares = len(rows) / (len(rows) - 1) * (days**2 * (points - mean) ** 2).sum()
-        error = np.sqrt(squares) / days.sum()
-        return f"{mean:+.2f} ± {error:.2f} ({points.min():+.2f} to {points.max():+.2f})"
+        error = points.std(ddof=1) / np.sqrt(len(points))
+        return f"{points.mean():+.2f} ± {error:.2f} ({points.min():+.2f} to {points.max():+.2f})"
 
     held = "minutes in which all limits held"
     longest = "longest without an answer, minutes"
@@ -808,8 +805,8 @@ def garage_loop() -> str:
     seeds, days = ([row[name] for row in every] for name in ("seed", "days"))
     note = (
         f"Seeds {min(seeds)} to {max(seeds)}, {len(every)} runs of {min(days)} to {max(days)} days, "
-        f"{hours:.1f} hours. The last line is a mean over days with a standard error over runs, and the "
-        "least and the most of a run. "
+        f"{hours:.1f} hours. The last line is a mean over runs with its standard error, and the least "
+        "and the most. "
         f"SIGTERM at a random moment under traffic, in a run of its own: {signals['within 5 s']} of "
         f"{signals['SIGTERM']} ended within 5 s, the longest after {signals['longest, seconds']} s."
     )
