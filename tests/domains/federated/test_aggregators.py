@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,12 +9,14 @@ import pytest
 from apportion.domains.federated.aggregators import (
     UNIFORM,
     BySamples,
+    FineTuned,
     Fixed,
     Median,
     Received,
     ServerStep,
     TrimmedMean,
 )
+from apportion.domains.federated.federation import ServerSamples
 from apportion.problem import Observation
 from apportion_studies.federated.peers import Adaptive, Krum, NearestMixing
 
@@ -56,6 +59,24 @@ def test_aggregates_are_as_defined_and_padding_takes_no_part(aggregator, expecte
 def test_the_median_of_an_even_number_is_between_the_middle_two():
     model, _ = aggregate(Median(), received(MODELS[:4]))
     assert np.asarray(model) == pytest.approx(np.median(MODELS[:4], 0), abs=1e-6)
+
+
+def test_fine_tuning_trains_fedavgs_average_on_the_servers_real_samples_alone():
+    def descend(model, owned, *, key):
+        used = owned.labels[: int(owned.count)]
+        return model + jnp.asarray([used.sum(), owned.count, *owned.index[: len(used)], key])
+
+    server = SimpleNamespace(
+        images=jnp.zeros((9, 2, 2)), labels=10 * jnp.arange(9), descend=descend
+    )
+    shown, kept = ([place in own for place in (5, 3, 7, 1)] for own in ((5,), (7, 1)))
+    samples = ServerSamples(jnp.asarray([5, 3, 7, 1]), jnp.asarray(shown), jnp.asarray(kept))
+    models, counts = [[0.0] * 6, [4.0] * 6], [3, 1]
+    about = {"samples": samples, "federation": server, "key": 0.5}
+    given = replace(received(models, counts=counts), **about)
+    model, shares = FineTuned()(given)
+    assert shares.tolist() == [0.75, 0.25]
+    assert model.tolist() == [1 + 130, 1 + 3, 1 + 5, 1 + 7, 1 + 1, 1.5]
 
 
 def test_samples_weigh_and_the_minority_gets_its_total():

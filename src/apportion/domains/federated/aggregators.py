@@ -2,8 +2,8 @@
 
 An aggregator returns the model and the clients' shares, and may keep a memory between rounds. `Learned`
 uses a policy behind a gate. The baselines are FedAvg, fixed shares, defences against byzantine clients
-(coordinate-wise median and trimmed mean, Yin et al. 2018) and FedAvgM (Hsu et al. 2019). `run_episodes`
-returns an `EpisodeRecord`.
+(coordinate-wise median and trimmed mean, Yin et al. 2018), FedAvgM (Hsu et al. 2019) and FedAvg fine-tuned
+on the server's samples. `run_episodes` returns an `EpisodeRecord`.
 """
 
 from abc import abstractmethod
@@ -18,6 +18,7 @@ import pandas as pd
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray, PyTree
 
 from apportion.composition import EqualShares
+from apportion.domains.federated.clients import Owned
 from apportion.domains.federated.federation import (
     Federation,
     FederationState,
@@ -282,6 +283,18 @@ class ServerStep(Memoryless):
         shares = received.by_samples
         decision = Decision(shares, jnp.asarray(self.step_size), jnp.asarray(self.momentum))
         return received.next_model(decision), shares
+
+
+class FineTuned(Memoryless):
+    """FedAvg, with each round's average trained on the server's samples as a client trains."""
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        shares, federation, samples = received.by_samples, received.federation, received.samples
+        real = samples.shown | samples.kept
+        # Real samples first, as in `Owned`.
+        places = samples.places[jnp.argsort(~real)]
+        owned = Owned(federation.images, places, federation.labels[places], real.sum())
+        return federation.descend(average(shares, received.models), owned, key=received.key), shares
 
 
 _SHARE_STEPS, _SHARE_STEP_SIZE, _FEDAVG_PULL = 20, 0.5, 0.05

