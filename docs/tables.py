@@ -79,7 +79,6 @@ STUDIES = {
     "literal": Headline(
         "Departures put back",
         "Does Algorithm 1 learn with five departures put back, and do the values left open matter?",
-        # "the paper as printed" in the committed results, "all five put back" in the next ones.
         "p ... : P-MTL beats STL at equal epochs",
         "points in 2019, P-MTL against STL with all five put back",
     ),

@@ -315,7 +315,7 @@ class CellStore:
         made = {"command": command, "run": run or command}
         self._now = made | {"commit": _commit(), "source": plan.source}
         self._now["packages"] = package_digests()
-        self._files = dict[str, str]()
+        self._files, self._versions = dict[str, str](), dict[str, str | None]()
         self._seconds, self._computed = 0.0, dict[str, dict[str, None]]()
         self._changed, self._recorded = False, 0.0
 
@@ -337,6 +337,7 @@ class CellStore:
         try:
             self._seconds = float(saved.get("seconds", 0.0))
             self._files = dict(saved.get("files") or {})
+            self._versions = dict(saved.get("versions") or {})
             self._computed = {
                 name: dict.fromkeys(filter(None, (saved.get(name) or "").split("; ")))
                 for name in _HOW
@@ -384,7 +385,8 @@ class CellStore:
         self._seconds += done.seconds
         for name, one in (self._now | {"device": done.device}).items():
             self._computed.setdefault(name, {})[one or ""] = None
-        self._files, self._changed = file_digests(), True
+        self._files, self._versions = file_digests(), versions() | plugin_versions()
+        self._changed = True
         # Not for every cell, because a program can finish a hundred at once.
         if time.monotonic() - self._recorded > 1.0:
             self.record()
@@ -442,7 +444,7 @@ class CellStore:
         how = {name: "; ".join(filter(None, self._computed.get(name, ()))) or None for name in _HOW}
         return {
             **how,
-            "versions": versions() | plugin_versions(),
+            "versions": self._versions,
             "seed": settings.get("seed"),
             "data": settings.get("data"),
             "seconds": round(self._seconds, 1),

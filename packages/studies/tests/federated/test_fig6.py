@@ -157,6 +157,9 @@ def test_a_method_beats_fedavg_only_if_its_gain_is_positive(gain, holds):
     # Equal methods do not beat each other.
     assert not verdicts[f"MTL beats STL in final test accuracy {where}"].holds
     assert verdicts["MTL is not worse than STL by more than .01"].holds
+    assert verdicts["MTL ends higher after twice as many updates (24)"].estimate == pytest.approx(
+        0.02
+    )
 
 
 @pytest.mark.parametrize(("less", "outcome"), [(0.0, "holds"), (0.02, "does-not-hold")])

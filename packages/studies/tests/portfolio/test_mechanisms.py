@@ -109,12 +109,23 @@ def test_a_method_that_was_best_early_in_the_year_before_is_stopped_there():
     rows = gains_of({"stl": 0, "mtl": 8, "plain": 0})
     early = (rows.method == "stl") & (rows.tested == "own") & (rows.step == 100)
     rows.loc[early & (rows.year < 2017), "gain"] += 50
-    read = mechanisms._protocols(rows)["stopped early"]
+    read = mechanisms._stopped_together(rows)
     steps = read[read.method == "stl"].groupby("year").step.unique()
     assert {year: list(step) for year, step in steps.items()} == {
         2015: [100], 2016: [100], 2017: [100], 2018: [200], 2019: [200]
     }  # fmt: skip
     assert set(read[read.method != "stl"].step) == {200}
+
+
+def test_one_number_of_updates_is_chosen_for_all_experiments():
+    rows = gains_of({"stl": 0, "mtl": 0, "plain": 0})
+    early = (rows.tested == "own") & (rows.step == 100)
+    # 150 in one experiment outweigh the 10 that each of the ten loses.
+    rows.loc[early & (rows.experiment == 3), "gain"] += 150
+    read = mechanisms._stopped_together(rows)
+    assert set(read.step) == {100}
+    assert len(read) == 3 * 10 * 5 * 3
+    assert set(read.experiment) == set(range(10))
 
 
 def spread_over_seeds(spread):

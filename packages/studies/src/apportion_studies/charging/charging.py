@@ -9,8 +9,7 @@ Multi-task, prioritised and single-task learning and a network without recall ha
 They are compared network with network, and as averages of three. A single-task policy learns from one
 garage of ten stations, a different one for every network, and is tested at its own site; at the other site
 it measures transfer. PPO, which needs no gradient of the garage, is trained too. Policies have 500
-updates; MTL's reward on the training garages does not rise after that. Policies for energy worth less its
-cost learn more slowly and have 1,000.
+updates; those for energy worth less its cost learn more slowly and have 1,000.
 
 Each objective (energy, even shares, promises of 80 % of each car's need, energy worth less its cost) has
 its own policies. They are compared with the best of eight rules for that objective, chosen for each test
@@ -540,9 +539,10 @@ def _note(table: pd.DataFrame) -> str:
     sure = int((select(here, schedule=_BEST).low > 0).sum())
     return (
         f"{own} is at least as good as the best rule in {ahead} of "
-        f"{len(leads)} tests, established in {sure} by the interval over days and splits; its "
-        f"lead is {min(leads):.2f} to {max(leads):.2f} points, and the clairvoyant scheduler serves "
-        f"{min(beyond):.2f} to {max(beyond):.2f} points more than it. Of its cars {min(short):+.1f} to "
+        f"{len(leads)} tests, and in {sure} the whole interval over days and splits is above 0, "
+        f"before Holm's adjustment; its lead is {min(leads):.2f} to {max(leads):.2f} points, and the "
+        f"clairvoyant scheduler serves {min(beyond):.2f} to {max(beyond):.2f} points more than it. Of its "
+        f"cars {min(short):+.1f} to "
         f"{max(short):+.1f} points more than of the rule that leaves fewest short leave with less than "
         "80 % of their need."
     )
