@@ -280,7 +280,7 @@ def test_a_server_that_cannot_score_falls_back_to_fedavg_with_a_warning(later, w
     assert "FedAvg instead of learned shares" in warnings.text
 
 
-def test_in_the_fallback_nobody_takes_over_by_claiming_samples():
+def test_in_the_fallback_a_claim_counts_at_most_ten_times_the_median():
     strategy, tables = begin(strategy_of(predict=only_at_first(broken))), models(4)
     strategy.aggregate_train(
         1, [reply(i, tables[i], 10) for i in range(3)] + [reply(3, tables[3], 10**15)]
@@ -370,6 +370,11 @@ def test_a_score_stands_for_answers_and_labels():
     tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
     assert np.isfinite(scores_of(begin(plain), replies_of(tables))).all()
     assert plain.to_frame().set_index("node").loc[5, "outcome"] == "wrong"
+    # A loss is neither an accuracy nor a right answer.
+    summary = plain.summary()
+    assert "accuracy" not in summary
+    assert "node 5: share 0.000, with a loss below the mean of the model sent out on" in summary
+    assert "right" not in summary
 
 
 def test_with_a_score_a_client_is_wrong_by_its_mean_loss():

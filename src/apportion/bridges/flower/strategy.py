@@ -72,9 +72,10 @@ POLICYS, FEDAVGS, LAST = (
 )
 TUNED = "tuned on the server's samples"
 """Source of a round's model."""
+_RIGHT, _LOW_LOSS = "right", "with a loss below the mean of the model sent out"
+"""What the accuracy of a client counts, with `predict` and with `score`."""
 FEW_CLIENTS = 15
-"""Smallest number of known clients without tuning on the server's samples. With 50 clients or more,
-tuning costs up to four points on data other than digits, although held-out samples improve."""
+"""Smallest number of known clients without tuning on the server's samples."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class GuardedFedAvg(FedAvg):
             )
         self.window, self.max_update_ratio = window, max_update_ratio
         self._started = self._ran = False
+        self._right = _RIGHT
 
     @abstractmethod
     def make_model(
@@ -161,7 +163,7 @@ class GuardedFedAvg(FedAvg):
             super().summary()
         elif self._memory.rounds == self._resumed:
             self._refuse_wrapper()
-        return _summarize(self._memory.round_notes, self._memory.notes)
+        return _summarize(self._memory.round_notes, self._memory.notes, self._right)
 
     def _refuse_wrapper(self) -> None:
         raise InputError(
@@ -247,6 +249,8 @@ class GuardedFedAvg(FedAvg):
     def to_frame(self) -> pd.DataFrame:
         """Return a row per round and client: outcome, accuracy on the server's samples, and share.
 
+        With `score`, the accuracy is the fraction of samples whose loss is below the mean loss of the
+        model that the round started with.
         Outcomes are kept, failed, misshapen, not finite, huge, wrong, unchanged, harmful, not scored and
         silent. A resumed server continues the count of rounds.
         """
@@ -270,7 +274,7 @@ class GuardedFedAvg(FedAvg):
         return _Aggregated(model, updates, shares, accuracies, by=FEDAVGS)
 
 
-def _summarize(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
+def _summarize(rounds: list[RoundNote], notes: list[ClientNote], right: str = _RIGHT) -> str:
     """Describe the rounds and the clients of a run.
 
     >>> notes = [ClientNote(1, 7, "kept", 0.5, 1.0), ClientNote(1, 8, "not finite", np.nan, 0.0)]
@@ -287,7 +291,8 @@ def _summarize(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
     clients = len({own.node for own in notes})
     lines = [f"{len(rounds)} rounds, {clients} clients; the model was {by}"]
     tried = [note for note in rounds if np.isfinite(note.accuracy)]
-    if tried:
+    # With `score`, each round compares with another model.
+    if tried and right == _RIGHT:
         ends = dict.fromkeys([tried[0], tried[-1]])
         words = ", ".join(f"{note.accuracy:.3f} after round {note.n}" for note in ends)
         lines.append(f"accuracy on the server's samples: {words}")
@@ -300,7 +305,7 @@ def _summarize(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
         some = ", ".join(f"node {node} {share:.3f}" for share, node in means[:5])
         rest = f", and {len(means) - 5} more" if len(means) > 5 else ""
         lines.append(f"mean shares: {some}{rest}")
-    lines += _least_trusted(notes)
+    lines += _least_trusted(notes, right)
     out = Counter((own.node, own.outcome) for own in notes if own.outcome != "kept")
     if out:
         words = "; ".join(f"node {node} {why} {n} times" for (node, why), n in sorted(out.items()))
@@ -308,7 +313,7 @@ def _summarize(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
     return "\n".join(lines)
 
 
-def _least_trusted(notes: list[ClientNote]) -> list[str]:
+def _least_trusted(notes: list[ClientNote], right: str = _RIGHT) -> list[str]:
     """Name up to five clients with less than half of an equal share, and compare their accuracy.
 
     >>> wrong = ClientNote(1, 8, "wrong", 0.12, 0.0)
@@ -326,7 +331,7 @@ def _least_trusted(notes: list[ClientNote]) -> list[str]:
     if not low or not others:
         return []
     words = [
-        f"node {node}: share {means[node][0]:.3f}, right on {100 * means[node][1]:.0f} % of the samples"
+        f"node {node}: share {means[node][0]:.3f}, {right} on {100 * means[node][1]:.0f} % of the samples"
         for node in sorted(low, key=lambda node: means[node][0])[:5]
     ]
     known = f"the others on {100 * np.mean(others):.0f} %"
@@ -401,6 +406,7 @@ class LearnedAggregation(GuardedFedAvg):
     ):
         super().__init__(window, max_update_ratio, options)
         self.server = ServerData(predict, labels, score, tune)
+        self._right = _RIGHT if score is None else _LOW_LOSS
         self.gate, self.screen = gate, screen
         self.policy = shipped_policy() if policy is None else policy
         _check_policy(self.policy)
