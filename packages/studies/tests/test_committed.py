@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from apportion.studies.engine import Cell, CellStore, perform_plans
+from apportion.studies.engine import _HOW, Cell, CellStore, perform_plans
 from apportion.studies.executors import Serial
 from apportion.studies.registry import installed_studies, make_plan
 
@@ -63,7 +63,7 @@ def test_the_study_is_unchanged_and_its_rows_give_the_committed_tables_and_verdi
     plan = replace(plan_of(about["name"]), cells=cells, settings=settings)
     # The digest in cells.json refuses other cells or settings.
     [_] = perform_plans([CellStore(plan, drawn)], Serial(), draw=True)
-    facts = "name settings command run commit source device versions seconds".split()
+    facts = ("name", "settings", "seconds", "versions", *_HOW)
     again = json.loads((drawn / "study.json").read_text())
     assert {fact: again[fact] for fact in facts} == {fact: about[fact] for fact in facts}
     for before, now in zip(about["figures"], again["figures"], strict=True):
